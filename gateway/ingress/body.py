@@ -61,10 +61,9 @@ class Body(msgspec.Struct, eq=False):
         """Take the body if it is whole and short; return None, and take nothing, if it is not."""
         if not self.complete or self.came_bytes > SMALL_BODY_BYTES or self.error is not None:
             return None
-        parts = self._parts
-        body = parts.pop() if len(parts) == 1 else b"".join(parts)
-        parts.clear()
-        return body if isinstance(body, bytes) else bytes(body)
+        body = b"".join(self._parts)
+        self._parts.clear()
+        return body
 
     def put_back(self, body: bytes) -> None:
         """Have a body that was taken come by `next_part` after all."""

@@ -256,7 +256,7 @@ class Handler:
                     silence = Silence(settings.patience, now, backend.works, ask.need)
                     salt = settings.salt(ask) if ask.route.tenants_apart else None
                     rank = None if slot.sent is None else slot.sent.rank
-                    out = outgoing(down, ask, backend, record.engine_id, salt, rank)
+                    out = outgoing(down, record, ask, backend, salt, rank)
                     if ask.route.shadow is not None and record.attempts == 1:
                         self.shadows.copy(settings, down, ask, silence.patience)
                     try:
@@ -266,8 +266,8 @@ class Handler:
                         if reply.status != 200 and reply.body is not None:
                             falls_back = bool(settings.pools[ask.route.pool].fallback.context)
                             check_taken(reply, ask, plain=backend.plain, falls_back=falls_back)
-                        if reply.status >= 500 and reply.body is not None:
-                            await self.retrying.check_lives(down, record, ask, backend)
+                            if reply.status >= 500:
+                                await self.retrying.check_lives(down, record, ask, backend)
                         if record.attempts > 1:
                             self.retrying.give_back(down)
                         down.extra_headers = own_headers(record, self.clock.now())

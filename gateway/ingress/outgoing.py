@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from gateway.core.types import Ask, Endpoint
+from gateway.core.types import Ask, Endpoint, RequestRecord
 from gateway.ingress.downstream import Downstream
 from gateway.ingress.heads import trace_lines
 from gateway.pools.table import Backend
@@ -18,9 +18,9 @@ _CHAT_PATH: Final = next(path for path, spec in ENDPOINTS.items() if spec.endpoi
 
 def outgoing(
     down: Downstream,
+    record: RequestRecord,
     ask: Ask,
     backend: Backend,
-    engine_id: str,
     salt: Callable[[str | None], str] | None,
     rank: int | None = None,
 ) -> Outgoing:
@@ -32,23 +32,23 @@ def outgoing(
     call, route, served_model = ask.call, ask.route, None
     if not call.unnamed or route.adapter is not None or backend.plain:
         served_model = backend.served_name(route)  # a vLLM that is not told takes its base model
-    if (record := down.record) is not None:
-        record.weighed, record.costs_s = ask.weighed, ask.costs_s
-        record.sent_model, record.adds_salt = served_model, salt is not None
-        record.adds_usage, record.adds_ids = call.hides_usage, call.tells_ids
+    record.weighed, record.costs_s = ask.weighed, ask.costs_s
+    record.sent_model, record.adds_salt = served_model, salt is not None
+    record.adds_usage, record.adds_ids = call.hides_usage, call.tells_ids
     body = upstream_body(
         call,
         served_model=served_model,
-        inject_usage=call.stream,
+        inject_usage=True,
         max_new_tokens=ask.demand.max_new_tokens,
         salt=salt,
         plain=backend.plain,
     )
-    if record is not None and record.trace is not None:
+    if record.trace is not None:
         trace = record.trace.begin_attempt()
     else:
         trace = trace_lines(down.headers) if b"traceparent" in down.fields else b""
     if rank is not None:
         trace += b"x-data-parallel-rank: %d\r\n" % rank
-    path = down.spec.path if call.endpoint is down.spec.endpoint else _CHAT_PATH
-    return Outgoing(path, call.content_type, engine_id, body, down.upload, trace)
+    spec = down.spec
+    path = spec.path if call.endpoint is spec.endpoint else _CHAT_PATH
+    return Outgoing(path, call.content_type, record.engine_id, body, down.upload, trace)

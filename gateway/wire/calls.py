@@ -242,14 +242,13 @@ def upstream_body(
         and not call.wants_usage
         and reports_usage_on_request(call.dialect)
     )
-    limit_field = None
-    if max_new_tokens is not None and max_new_tokens != call.max_new_tokens:
-        limit_field = call.max_new_field or _limit_field(call.endpoint, plain=plain)
     changes: dict[str, Raw] = {}
     if renames:
         changes["model"] = _encoded(served_model)
-    if limit_field:
-        changes[limit_field] = _encoded(max_new_tokens)
+    if max_new_tokens is not None and max_new_tokens != call.max_new_tokens:
+        limit_field = call.max_new_field or _limit_field(call.endpoint, plain=plain)
+        if limit_field:
+            changes[limit_field] = _encoded(max_new_tokens)
     asks_ids = call.tells_ids and not plain
     if not (changes or salt):
         if not (adds_usage or asks_ids):
