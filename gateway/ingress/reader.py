@@ -51,6 +51,13 @@ class ClientLimits:
 class RequestReader(HttpToolsProtocol):
     """The reading half of a connection. `cycle` is the last request whose head was read."""
 
+    # With slots: these and uvicorn's are more than 30, and CPython looks up each method of such an object anew.
+    __slots__ = (
+        "_begun", "_head_bytes", "_in_chunks", "_kept_in_vain", "_known", "_left_bytes", "_limits", "_max_bytes",
+        "_max_headers", "_read_bytes", "_refusal", "_trailer_bytes", "_trailers", "fields", "http11", "in_head",
+        "keep_alive", "loose_bytes", "told_bytes", "url",
+    )  # fmt: skip
+
     cycle: Any  # a Downstream or a PlainRequest
 
     def __init__(self, limits: ClientLimits, **kwargs: Any) -> None:

@@ -102,6 +102,8 @@ class Ingress:
 class GatewayProtocol(RequestReader):
     """One client connection."""
 
+    __slots__ = ("_answering", "_deaf", "_idle", "_ingress", "_line", "_ready", "_spec")
+
     pipeline: deque[Any]  # those that wait for the reply to an earlier one; the next is the last
 
     def __init__(self, ingress: Ingress, **kwargs: Any) -> None:

@@ -49,6 +49,11 @@ _IN_FLIGHT_S: Final = 0.02
 class Connection(Reading, asyncio.Protocol):
     """See the module. `on_free` is called when the connection may carry the next request."""
 
+    __slots__ = (
+        "_now", "_on_closed", "_on_free", "_sent_at", "_sent_bytes", "_sink", "_socket", "_transport", "_usual",
+        "_used", "_waiter", "idle_since", "loop", "silence",
+    )  # fmt: skip
+
     def __init__(
         self, on_free: Callable[[Connection], None], on_closed: Callable[[Connection], None]
     ) -> None:

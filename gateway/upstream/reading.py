@@ -92,6 +92,13 @@ IDLE, HEAD, COLLECT, STREAM, CLOSED = State
 class Reading:
     """What is known of a reply so far. The callbacks of httptools fill it in; `Connection` acts on it."""
 
+    # With slots: a connection has more than 30 attributes, and CPython looks up each method of such an object anew.
+    __slots__ = (
+        "_answered", "_between_chunks", "_complete", "_found", "_framing_bytes", "_headers", "_held_bytes", "_interim",
+        "_keep_alive", "_parsed", "_parser", "_parts", "_status", "_ticked_bytes", "_unread_head", "on_header",
+        "spoke_unasked", "state",
+    )  # fmt: skip
+
     def __init__(self) -> None:
         self.state = IDLE
         self.spoke_unasked = False
