@@ -31,9 +31,9 @@ class LastUsed:
     def posted(self, records: Iterable[RequestRecord]) -> None:
         """Note the keys of requests that ended."""
         now = self.wall()
-        for record in records:
-            if record.caller is not None and len(record.caller.key_id) == ID_CHARS:  # no token
-                self._at[record.caller.key_id] = now
+        for key_id in {each.caller.key_id for each in records if each.caller is not None}:
+            if len(key_id) == ID_CHARS:  # no token
+                self._at[key_id] = now
 
     async def run(self) -> None:
         """Write now and then, until cancelled."""

@@ -68,12 +68,17 @@ class Measuring:
         Cancel: nothing is held.
         """
         call, route, caller = ask.call, ask.route, ask.caller
-        blocks = await self._blocks(settings, ask) if route.pool in settings.precise else None
-        if blocks is not None:
+        demand = None
+        if (
+            route.pool in settings.precise
+        ):  # else `at_once` has found out that its size does not tell
             policy = settings.on_overflow[route.pool]
-            demand = settle(call, len(blocks), route=route, caller=caller, policy=policy)
-            return self._note(record, ask, demand, blocks)
-        self._note(record, ask, await self._counted(settings, ask))
+            blocks = await self._blocks(settings, ask)
+            if blocks is not None:
+                demand = settle(call, len(blocks), route=route, caller=caller, policy=policy)
+                return self._note(record, ask, demand, blocks)
+            demand = bound(call, route=route, caller=caller, policy=policy)
+        self._note(record, ask, demand or await self._counted(settings, ask))
 
     async def _blocks(self, settings: Settings, ask: Ask) -> PromptBlocks | None:
         """Return the blocks of a prompt; None when no engine is asked about it, or nobody has its ids."""
@@ -96,9 +101,6 @@ class Measuring:
     async def _counted(self, settings: Settings, ask: Ask) -> Demand:
         call, route, caller = ask.call, ask.route, ask.caller
         policy = settings.on_overflow[route.pool]
-        demand = bound(call, route=route, caller=caller, policy=policy)
-        if demand is not None:
-            return demand
         backends = self.table.backends(route.pool)
         serving = [each for each in backends if each.phase is Phase.READY]
         serving = serving or [each for each in backends if each.phase is Phase.DEGRADED]
