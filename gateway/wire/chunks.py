@@ -101,8 +101,7 @@ class Shape:
 
     def _expect(self, size: int) -> tuple[bytes, int]:
         """Return how a chunk of this size begins if it fits, and the bytes of its text."""
-        line = SIZE_LINES[size] if size < MAX_CHUNK else b""
-        if not (line and self._head):
+        if not self._head or size >= MAX_CHUNK or not (line := SIZE_LINES[size]):
             return NEVER, -1
         beginning = line + self._head
         expected = beginning, size - len(beginning) - len(self._tail)
