@@ -43,6 +43,7 @@ from gateway.core.types import (
 from gateway.pools.table import Backend, PoolTable
 
 _TENANTS_COUNTED: Final = 32  # among more, a position is an estimate that costs too much
+_OK: Final = Outcome.OK  # looked up once: 0.15 us before Python 3.12
 _LEARNT_FROM: Final = 4  # of each batch of ended requests: means need no more
 
 
@@ -92,7 +93,7 @@ class Gate:
             self.needs.learn(record)
             line = self._lines.get(record.pool or "")
             sent_at, ended_at = record.sent_at, record.ended_at
-            whole = record.outcome is Outcome.OK and not record.stream
+            whole = record.outcome is _OK and not record.stream
             if line is None or line.queue or not whole or record.endpoint in NO_ENGINE:
                 continue
             if sent_at and ended_at:  # and nobody waited meanwhile

@@ -12,6 +12,7 @@ from gateway.core.types import Call, Caller, Demand, Need, Outcome, RequestRecor
 
 DEFAULT_OUTPUT_TOKENS: Final = 256  # a chat answer of a few paragraphs; public traces have 150-350
 
+_OK: Final = Outcome.OK  # looked up once: 0.15 us before Python 3.12
 _WEIGHT: Final = 0.1  # of the newest output: the mean follows the last twenty or so
 _BYTES_PER_TOKEN: Final = 4  # of English text and code; for a prompt that nobody has counted
 _UNKNOWN_PROMPT_TOKENS: Final = 1024  # pictures and sound: about one picture's worth
@@ -116,7 +117,7 @@ class Needs:
             return
         tokens = usage.completion_tokens // record.choices
         most = demand.max_new_tokens
-        cut = record.outcome is not Outcome.OK or (most is not None and tokens >= most)
+        cut = record.outcome is not _OK or (most is not None and tokens >= most)
         if tokens and record.endpoint not in NO_OUTPUT:
             learn = self.outputs.cut if cut else self.outputs.ended
             learn(record.model, record.caller.key_id, tokens)

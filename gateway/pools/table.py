@@ -51,6 +51,7 @@ __all__ = ["Backend", "PoolTable"]
 
 _NO_NEED: Final = Need(0, 0)
 _TRANSITIONS_KEPT: Final = 1000
+_UPSTREAM: Final = UsageSource.UPSTREAM  # looked up once: 0.15 us before Python 3.12
 
 
 class PoolTable:
@@ -232,10 +233,9 @@ class PoolTable:
             backend = self._backends.get(record.backend_id or "")
             if backend is None:
                 continue
-            sent, usage = record.sent, record.usage
-            told = usage is not None and usage.source is UsageSource.UPSTREAM
-            if told and usage is not None and sent is not None and backend.prefix_index is not None:
-                backend.prefix_index.ended(sent, usage.cached_tokens)
+            sent, usage, index = record.sent, record.usage, backend.prefix_index
+            if sent and usage and index is not None and usage.source is _UPSTREAM:
+                index.ended(sent, usage.cached_tokens)
                 backend.sessions.ended(sent, usage.cached_tokens)
             gap_s = record.token_gap_s if record.stream and not record.resumed else None
             if gap_s is not None:
