@@ -38,6 +38,7 @@ from gateway.ops.dryrun import Deciding
 from gateway.ops.requests import Requests
 from gateway.process import Healing, Process, watch_keys, watch_reloads
 from gateway.rollout.together import Together
+from gateway.routing.sharing import Sharing
 from gateway.upgrade.fellows import all_stop, let_others_end, meet_parent
 from gateway.upgrade.found import found_serving
 from gateway.upgrade.notify import notify
@@ -183,6 +184,7 @@ def _background(process: Process, group: asyncio.TaskGroup) -> list[asyncio.Task
         here = process.store, process.clock, process.table, process.replicas.id
         telling = Telling(*here, process.handler.gate.anybody_waits)
         others.append(group.create_task(telling.run(), name="what is under way"))
+        others.append(group.create_task(_sharing(process).run(), name="what was sent where"))
         elects = process.leads and process.started.redis is not None
         trials = Together(
             process.rollouts, process.store, process.clock, process.replicas.id, elects
@@ -209,6 +211,20 @@ def _background(process: Process, group: asyncio.TaskGroup) -> list[asyncio.Task
         ),
         group.create_task(process.series.run(), name="series"),
     ]
+
+
+def _sharing(process: Process) -> Sharing:
+    """Return what tells the others which prompts are sent where."""
+    handler = process.handler
+    return Sharing(
+        process.store,
+        process.table,
+        process.replicas.id,
+        handler.measuring.hasher,
+        name_of=process.supervisor.names.of,
+        secret=lambda: handler.settings.keys.salting,
+        count=process.metrics.shared,
+    )
 
 
 async def _say_listening(process: Process) -> None:

@@ -55,7 +55,7 @@ class Several:
         self._rng = random.Random(seed)
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
-        store = MemoryStore(loop)
+        self.store = store = MemoryStore(loop)
         self._telling = [
             Telling(
                 store,

@@ -4,8 +4,9 @@
         [--jobs 2] [--report FILE]
 
 Each request goes to a gateway by chance, as behind a load balancer. The gateways tell each other what they have under
-way (decision 038), and each learns from its own requests alone what is cached where. `approximate` is the default.
-`precise` sees all caches, as an index does that follows the engines' KV events without a delay.
+way (decision 038). `approximate` is the default: they tell each other, too, which prompts they sent where (041).
+`alone` is the same without that: each learns from its own requests alone. `precise` sees all caches, as an index does that
+follows the engines' KV events without a delay.
 """
 
 from __future__ import annotations
@@ -14,21 +15,24 @@ import argparse
 import asyncio
 import logging
 import pathlib
+import random
 import statistics
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gateway.routing.sharing import Sharing
 from loadtest.replicas import Several
 from loadtest.routing import SECONDS, WARM_SHARE, figures
 from loadtest.routing_traces import NAMES, trace
 from loadtest.routing_virtual import ENGINE, CachingEngines, RoutingGateway, SeeingGateway, play
 from loadtest.virtual import VirtualLoop
 
-KINDS: Final = {"approximate": RoutingGateway, "precise": SeeingGateway}
-_TRACES: Final = ("many prompts", "chats", "agents", "hot spot")
+KINDS: Final = {"approximate": RoutingGateway, "alone": RoutingGateway, "precise": SeeingGateway}
+_TRACES: Final = ("many prompts", "chats", "agents", "hot spot", "restart", "random")
 
 
 @dataclass(frozen=True)
@@ -48,12 +52,43 @@ def run_job(job: Job) -> dict[str, Any]:
         return job.__dict__ | runner.run(_measure(job))
 
 
+class SharingGateways(Several):
+    """Gateways that tell each other which prompts they sent where."""
+
+    def __init__(self, every: Sequence[RoutingGateway], seed: int) -> None:
+        super().__init__(every, seed, told=True)
+        self._sharing = []
+        for place, each in enumerate(every):
+            told = Sharing(
+                self.store,
+                each.table,
+                str(place),
+                each.hasher,
+                name_of=lambda backend: backend.id,
+                secret=lambda: b"",
+                count=lambda result, hashes: None,
+                rng=random.Random(1000 * seed + place),
+            )
+            self._sharing.append(told)
+
+    async def run(self) -> None:
+        """Have all gateways do their background work. Cancel: it ends."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(super().run())
+            for each in self._sharing:
+                group.create_task(each.run())
+
+
 async def _measure(job: Job) -> dict[str, Any]:
     seconds = SECONDS.get(job.backends, 60.0)
     planned = trace(job.trace, job.backends, seconds, job.seed, 1.0)
     engines = CachingEngines(ENGINE, job.backends)
     every = [KINDS[job.index](engines, {}, 100 * job.seed + place) for place in range(job.gateways)]
-    several = Several(every, job.seed, told=job.gateways > 1)
+    several = (
+        SharingGateways(every, job.seed)
+        if job.index == "approximate" and job.gateways > 1
+        else Several(every, job.seed, told=job.gateways > 1)
+    )
 
     def forget() -> None:
         engines.states[0].drivers[0].forget_prefixes(preempt=True)

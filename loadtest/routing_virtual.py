@@ -86,7 +86,7 @@ class RoutingGateway(Gateway):
 
     def __init__(self, engines: CachingEngines, settings: dict[str, Any], seed: int) -> None:
         super().__init__(engines, settings, seed)
-        self._hasher = PrefixHasher(seed)
+        self.hasher = PrefixHasher(seed)
 
     def call(self, shot: Shot) -> Call:
         """Return what is known of a request's body."""
@@ -97,7 +97,7 @@ class RoutingGateway(Gateway):
 
     def prefix(self, shot: Shot, ask: Ask) -> Prefix | None:
         """Return what a request's beginning is to a prefix cache."""
-        return self._hasher.of(ask, self.table.backends("m"))
+        return self.hasher.of(ask, self.table.backends("m"))
 
 
 class SeeingGateway(RoutingGateway):

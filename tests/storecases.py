@@ -3,7 +3,16 @@
 import asyncio
 import math
 
-from gateway.store.shared import LEASE_S, LEFT_S, LIFTED, LIFTED_S, RENEW_S, Board
+from gateway.store.shared import (
+    LEASE_S,
+    LEFT_S,
+    LIFTED,
+    LIFTED_S,
+    LOG_KEPT,
+    LOG_READ,
+    RENEW_S,
+    Board,
+)
 
 
 class HeldClock:
@@ -37,6 +46,19 @@ class Desk:
     def close(self):
         self.run(self.store.close())
         self.runner.close()
+
+
+class Reader:
+    """One that reads a log, from where it was."""
+
+    def __init__(self, desk, name, log="l", after=0):
+        self.desk, self.name, self.log, self.place = desk, name, log, after
+
+    def hears(self, told=""):
+        heard = self.desk.tell(self.log, "word", self.name, told, self.place)
+        assert heard.word == "word"
+        self.place = heard.place
+        return [*heard.told]
 
 
 class StoreCases:
@@ -177,6 +199,39 @@ class StoreCases:
         assert set(desk.beat("c", "", 60)) == {"b"}
         desk.beat("b", "two", 60)
         assert set(desk.beat("b", "", 60)) == set()
+
+    def test_what_is_told_to_a_log_is_heard_once_by_each_other_in_order(self, desk):
+        one, two = Reader(desk, "one"), Reader(desk, "two")
+        assert one.hears() == []
+        assert one.hears("one more") == []
+        assert two.hears("two") == ["one more"]
+        assert one.hears("three") == ["two"]
+        assert one.hears() == []
+        assert two.hears() == ["three"]
+        assert Reader(desk, "late").hears() == ["one more", "two", "three"]
+        assert Reader(desk, "late", log="other").hears() == []
+
+    def test_a_log_has_the_first_word_and_takes_nothing_under_another(self, desk):
+        Reader(desk, "one").hears("one more")
+        heard = desk.tell("l", "another", "two", "lost", 0)
+        assert (heard.word, [*heard.told]) == ("word", [])
+        assert Reader(desk, "two").hears() == ["one more"]
+
+    def test_a_log_keeps_a_bounded_number_and_is_read_in_parts(self, desk):
+        one, two, heard = Reader(desk, "one"), Reader(desk, "two"), []
+        two.hears()
+        for number in range(LOG_KEPT + 10):
+            one.hears(str(number))
+        while told := two.hears():
+            assert len(told) <= LOG_READ
+            heard += told
+        assert heard == [str(number) for number in range(10, LOG_KEPT + 10)]
+
+    def test_a_place_that_a_log_does_not_have_yet_is_of_one_that_was_lost(self, desk):
+        Reader(desk, "one").hears("anew")
+        late = Reader(desk, "late", after=1 << 52)
+        assert late.hears() == ["anew"]
+        assert late.hears() == []
 
     def test_what_is_told_on_one_board_is_not_on_another(self, desk):
         desk.beat("a", "here", 60)

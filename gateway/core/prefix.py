@@ -27,7 +27,7 @@ class Blocks(Protocol):
 class Session(msgspec.Struct, frozen=True, gc=False):
     """The session that a client names in its request."""
 
-    key: int  # random for each process; tenants, adapters and models never share one
+    key: int  # made with a random seed; tenants, adapters and models never share one
     at: float  # when the request came
 
 

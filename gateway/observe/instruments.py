@@ -250,6 +250,12 @@ PREFIX_HASHES: Final = gauge(
     "Hashes of prompts that are kept to know what a backend's prefix cache holds; about 75 bytes each.",
     "pool", "backend",
 )  # fmt: skip
+PREFIX_SHARED: Final = counter(
+    "gateway_prefix_shared_hashes_total",
+    "Hashes of prompts that gateways and workers tell each other; result is told, heard (of all others) or dropped "
+    "(learned here and not told). A hash takes 11 bytes.",
+    "result",
+)
 EVENTS_KNOWN: Final = gauge(
     "gateway_kv_events_known",
     "1 while a backend's KV events tell what its prefix cache holds, 0 while that is guessed.",

@@ -240,6 +240,10 @@ class Metrics(Collector):
         """Count a request without a valid key; both are closed words."""
         self._values[table.FAILED_KEYS.name][listener, result] += 1
 
+    def shared(self, result: str, hashes: int) -> None:
+        """Count hashes of prompts that gateways tell each other; `result` is a closed word."""
+        self._values[table.PREFIX_SHARED.name][(result,)] += hashes
+
     def loop_lag(self, late_s: float) -> None:
         """Count how late one timer ran."""
         self._lag.observe((), late_s)
@@ -263,9 +267,7 @@ class Metrics(Collector):
     def judged(self, states: Iterable[Labels], problems: Iterable[Labels]) -> None:
         """Show what operators are told: states of backends, and problems, by their labels."""
         for instrument, labels in ((table.BACKEND_STATE, states), (table.PROBLEM, problems)):
-            values = self._values[instrument.name]
-            values.clear()
-            values.update(dict.fromkeys(labels, 1))
+            self._values[instrument.name] = dict.fromkeys(labels, 1.0)
 
     def total_requests(self) -> dict[str, int]:
         """Return how many requests ended since the start, by outcome."""
@@ -344,6 +346,5 @@ class Metrics(Collector):
 
 
 def _stage(record: RequestRecord) -> str:
-    if record.sent_at is None:
-        return "before_send"
-    return "before_first_byte" if record.first_byte_at is None else "streaming"
+    begun = "before_first_byte" if record.first_byte_at is None else "streaming"
+    return "before_send" if record.sent_at is None else begun

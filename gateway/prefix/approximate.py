@@ -22,6 +22,7 @@ from math import exp
 from typing import Final
 
 from gateway.core.prefix import KvEvents, Prefix, PrefixIndex, SentPrompt
+from gateway.prefix.news import News
 
 UNKNOWN_CAPACITY_TOKENS: Final = 250_000  # an 8B model on a GPU of 48 GiB
 MOST_KEYS: Final = 1 << 15  # in either set; each takes about 75 bytes
@@ -51,6 +52,7 @@ class ApproximateIndex:
         "_told",
         "_young_tokens",
         "capacity_tokens",
+        "news",
         "old",
         "trust",
         "young",
@@ -72,6 +74,7 @@ class ApproximateIndex:
         )
         self._sure = True  # the engine finds no more cached than we know of
         self._told = False  # replies report cached tokens, so the counter is not needed
+        self.news: News | None = None  # for other gateways, where there are any
 
     def __len__(self) -> int:
         """Return how many hashes are kept."""
@@ -99,10 +102,16 @@ class ApproximateIndex:
             young.update(keys)
         known_tokens = prefix.tokens_before(new)
         kept_tokens = known_tokens if new == place else prefix.tokens_before(place)
-        self._young_tokens += prefix.prompt_tokens - kept_tokens + prefix.output_tokens
+        added_tokens = prefix.prompt_tokens - kept_tokens + prefix.output_tokens
+        self._young_tokens += added_tokens
         most = self.capacity_tokens or UNKNOWN_CAPACITY_TOKENS
         if self._young_tokens > most or len(young) > MOST_KEYS:
-            self.old, self.young, self._young_tokens = young, set(), 0
+            self._grow_old()
+        news = self.news
+        if news is not None:
+            news.tokens += added_tokens
+            if place:
+                news.sent(keys, place)
         most_tokens = None
         if self._sure and new:  # all up to the next end may be alike, if anything is
             most_tokens = prefix.tokens_before(new - 1) if new < len(keys) else 0
@@ -114,8 +123,10 @@ class ApproximateIndex:
             new = sent.prefix.keys[: sent.new_keys]
             self.young.difference_update(new)
             self.old.difference_update(new)
-            left = self._young_tokens - _new_tokens(sent.prefix, sent.new_keys)
-            self._young_tokens = max(0, left)
+            tokens = _new_tokens(sent.prefix, sent.new_keys)
+            self._young_tokens = max(0, self._young_tokens - tokens)
+            if self.news is not None:
+                self.news.unsent(new, tokens)
 
     def read(self, sent: SentPrompt) -> None:
         """Note the first token: the engine has counted by now what it found cached."""
@@ -127,7 +138,39 @@ class ApproximateIndex:
 
     def forget(self) -> None:
         """Note that the cache is empty: the process restarted, or its cache was reset."""
+        if self.news is not None and (self.young or self.old):  # who knows nothing has no news
+            self.news.forget()
         self.young, self.old, self._young_tokens = set(), set(), 0
+
+    # --- what other gateways sent there ---
+
+    def heard(self, news: News) -> None:
+        """Take in what another gateway tells: from now on it is as if it had been sent from here."""
+        if news.forgot:
+            self.young, self.old, self._young_tokens = set(), set(), 0
+        if news.gone:
+            self.young.difference_update(news.gone)
+            self.old.difference_update(news.gone)
+        self.young.update(news.keys)
+        self._young_tokens = max(0, self._young_tokens + news.tokens)
+        most = self.capacity_tokens or UNKNOWN_CAPACITY_TOKENS
+        if self._young_tokens > most or len(self.young) > MOST_KEYS:
+            self._grow_old()
+        if self._hits is not None and not self._told:  # the counter is of all that it was sent
+            self._lately_tokens = (self._lately_tokens or 0) + news.expected_tokens
+            self._prompts += news.prompts
+            self._expected_tokens += news.expected_tokens
+
+    def retell(self) -> None:
+        """Have all that is sent again told again: another gateway has come, and knows nothing."""
+        if len(self) > MOST_KEYS:
+            self._grow_old()
+        else:
+            self.old |= self.young
+            self.young, self._young_tokens = set(), 0
+
+    def _grow_old(self) -> None:
+        self.old, self.young, self._young_tokens = self.young, set(), 0
 
     # --- what was really cached ---
 
@@ -167,6 +210,10 @@ class ApproximateIndex:
         if sent.known_tokens:
             self._prompts += 1
             self._expected_tokens += sent.known_tokens
+        news = self.news
+        if news is not None:
+            news.expected_tokens += sent.known_tokens
+            news.prompts += sent.known_tokens > 0
 
     def _judge(self) -> None:
         """Compare what was found with what was expected of some prompts, as soon as they are enough.

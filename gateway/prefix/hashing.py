@@ -74,10 +74,10 @@ _ENDS_OF: Final = tuple(tuple(reversed(ENDS[:count])) for count in range(len(END
 
 
 class PrefixHasher:
-    """Hashes prompts, with a random seed of its own."""
+    """Hashes prompts, with a random seed of its own until it is given one that gateways share."""
 
     def __init__(self, seed: int | None = None) -> None:
-        self._seed = randbits(64) if seed is None else seed
+        self.seed = randbits(64) if seed is None else seed
 
     def of(self, ask: Ask, backends: Sequence[HasPrefixIndex]) -> Prefix | None:
         """Return the hashes of a request's prompt.
@@ -99,7 +99,7 @@ class PrefixHasher:
         route, need = ask.route, ask.need
         tenant = ask.caller.tenant if route.tenants_apart else ""
         salt = written_salt(call) if call.places or call.fields else b""
-        key = root = _root(self._seed, route.pool, route.adapter, tenant, call.endpoint, salt)
+        key = root = _root(self.seed, route.pool, route.adapter, tenant, call.endpoint, salt)
         count = bisect_right(ENDS, size)
         parts, ends = _SLICES[:count], _ENDS_OF[count]
         if size > _MESSAGES_BYTES and call.endpoint in _OF_MESSAGES:

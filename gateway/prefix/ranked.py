@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from gateway.core.prefix import HasPrefixIndex, KvEvents, Prefix, PrefixIndex, SentPrompt
+from gateway.prefix.approximate import ApproximateIndex
 from gateway.prefix.precise import PreciseIndex
 
 _OUTPUT: Final = (
@@ -147,6 +148,12 @@ def precise_engines(held: PrefixIndex | None) -> list[PreciseIndex]:
     """Return the index of each engine that may publish KV events, by rank."""
     engines = held.engines if isinstance(held, RankedIndex) else [held]
     return [each for each in engines if isinstance(each, PreciseIndex)]
+
+
+def approximate_engines(held: PrefixIndex | None) -> list[ApproximateIndex]:
+    """Return the index of each engine that is known by what was sent there, by rank."""
+    engines = held.engines if isinstance(held, RankedIndex) else [held]
+    return [each for each in engines if isinstance(each, ApproximateIndex)]
 
 
 def block_sizes(backends: Iterable[HasPrefixIndex]) -> set[int]:

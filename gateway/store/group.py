@@ -17,7 +17,7 @@ import msgspec
 
 from gateway.core.channel import Answer, Answers, Channel, Unanswered
 from gateway.store.scripts import BUDGET_S, Lost, Script
-from gateway.store.shared import Board, Lease, SharedStore, StoreUnavailable
+from gateway.store.shared import Board, Heard, Lease, SharedStore, StoreUnavailable
 
 if TYPE_CHECKING:
     from gateway.store.replicas import Told
@@ -187,6 +187,10 @@ class GroupStore:
         found = await self._ask("beat", replica_id, told, keep_s, board.value)
         return {each: (text, age_s) for each, (text, age_s) in found.items()}
 
+    async def tell(self, log: str, word: str, by: str, told: str, after: int) -> Heard:
+        """See `SharedStore`."""
+        return Heard(*await self._ask("tell", log, word, by, told, after))
+
     async def close(self) -> None:
         """The connection is the group's."""
 
@@ -266,6 +270,10 @@ def store_answers(store: SharedStore, acquired: dict[str, Lease]) -> Answers:
     ) -> dict[str, tuple[str, float]]:
         return dict(await store.beat(replica_id, told, keep_s, Board(board)))
 
+    async def tell(*args: Any) -> list[Any]:
+        heard = await store.tell(*args)
+        return [heard.word, heard.place, heard.told]
+
     return {
         "store.acquire": acquire,
         "store.renew": renew,
@@ -275,4 +283,5 @@ def store_answers(store: SharedStore, acquired: dict[str, Lease]) -> Answers:
         "store.lift": store.lift,
         "store.holds": holds,
         "store.beat": beat,
+        "store.tell": tell,
     }

@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Final
 
 from gateway.core.aio import Clock
-from gateway.store.shared import CLAIM_S, LEASE_S, LIFTED, START_CLAIM_S, Board, Lease
+from gateway.store.shared import (
+    CLAIM_S,
+    LEASE_S,
+    LIFTED,
+    LOG_KEPT,
+    LOG_READ,
+    START_CLAIM_S,
+    Board,
+    Heard,
+    Lease,
+)
 
 _CLAIMS_KEPT: Final = 4096
+_MOST_LOGS: Final = 16
+
+
+@dataclass(slots=True)
+class _Log:
+    word: str
+    place: int = 0  # how many were told
+    told: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=LOG_KEPT))
 
 
 class MemoryStore:
@@ -25,6 +45,7 @@ class MemoryStore:
         self._holds: dict[str | None, float] = {}
         # By board and replica: what it told, and when.
         self._told: dict[Board, dict[str, tuple[str, float]]] = {each: {} for each in Board}
+        self._logs: dict[str, _Log] = {}
 
     async def acquire(self, name: str, holder: str) -> Lease | None:
         """See `SharedStore`."""
@@ -90,6 +111,22 @@ class MemoryStore:
             if not text or now - at >= keep_s:
                 del every[each]
         return {each: (text, now - at) for each, (text, at) in every.items()}
+
+    async def tell(self, log: str, word: str, by: str, told: str, after: int) -> Heard:
+        """See `SharedStore`."""
+        found = self._logs.setdefault(log, _Log(word))
+        if len(self._logs) > _MOST_LOGS:
+            del self._logs[next(iter(self._logs))]
+        if found.word != word:
+            return Heard(found.word, 0)
+        if told:
+            found.told.append((by, told))
+            found.place += 1
+        forgotten = found.place - len(found.told)
+        first = max(0, after - forgotten) if after <= found.place else 0
+        read = [*islice(found.told, first, first + LOG_READ)]
+        place = forgotten + first + len(read)
+        return Heard(word, place, [text for who, text in read if who != by])
 
     async def close(self) -> None:
         """Nothing is open."""

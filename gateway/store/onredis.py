@@ -19,14 +19,19 @@ from gateway.store.shared import (
     LEASE_S,
     LIFTED,
     LIFTED_S,
+    LOG_KEPT,
+    LOG_READ,
+    LOG_TOLD_S,
     START_CLAIM_S,
     Board,
+    Heard,
     Lease,
     StoreUnavailable,
 )
 
 _LONGEST_LEASE_S: Final = 60.0  # of any version; see `scripts.ACQUIRE`
 _UNCONFIRMED_KEPT: Final = 4096
+_WORD_S: Final = 86_400.0
 _HOLDS: Final = f"{scripts.PREFIX}{{holds}}"
 _BOARDS: Final = {
     Board.REPLICAS: f"{scripts.PREFIX}{{replicas}}",
@@ -108,6 +113,13 @@ class RedisStore:
         found = await self.link.ask(scripts.BEAT, [_BOARDS[board]], [replica_id, told, _ms(keep_s)])
         triples = zip(found[::3], found[1::3], found[2::3], strict=True)
         return {each: (text, int(age_ms) / 1000) for each, text, age_ms in triples}
+
+    async def tell(self, log: str, word: str, by: str, told: str, after: int) -> Heard:
+        """See `SharedStore`."""
+        bounds = LOG_KEPT, LOG_READ, _ms(LOG_TOLD_S), _ms(_WORD_S)
+        keys = [_key(log, "log"), _key(log, "word")]
+        found = await self.link.ask(scripts.TELL, keys, (word, by, told, after, *bounds))
+        return Heard(found[0], found[1], found[2:])
 
     async def close(self) -> None:
         """See `SharedStore`."""

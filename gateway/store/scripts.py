@@ -151,6 +151,46 @@ return found
 """
 )
 
+# KEYS: log, a hash of tells by their number; its state, a hash of its word, the first number and the last. ARGV:
+# word, by whom, what is told (empty: nothing), after which number to read, most that are kept, most that are read,
+# how long they are kept, how long the word is, in ms. Returns word, the last number read, what others told, ...
+# The time is where numbers begin, so that those of a log that was lost are other ones.
+TELL: Final = Script("""
+local word = redis.call('HGET', KEYS[2], 'word')
+if not word then
+  word = ARGV[1]
+  local time = redis.call('TIME')
+  local begins = string.format('%.0f', time[1] * 1000000 + time[2])
+  redis.call('DEL', KEYS[1])
+  redis.call('HSET', KEYS[2], 'word', word, 'begins', begins, 'place', begins)
+end
+redis.call('PEXPIRE', KEYS[2], ARGV[8])
+if word ~= ARGV[1] then
+  return {word, 0}
+end
+local own, kept = ARGV[2] .. ' ', tonumber(ARGV[5])
+local place = tonumber(redis.call('HGET', KEYS[2], 'place'))
+if ARGV[3] ~= '' then
+  place = redis.call('HINCRBY', KEYS[2], 'place', 1)
+  redis.call('HSET', KEYS[1], place, own .. ARGV[3])
+  redis.call('HDEL', KEYS[1], place - kept)
+  redis.call('PEXPIRE', KEYS[1], ARGV[7])
+end
+local begins, after = tonumber(redis.call('HGET', KEYS[2], 'begins')), tonumber(ARGV[4])
+local first = math.max(begins, place - kept)
+if after <= place then
+  first = math.max(first, after)
+end
+local found = {word, math.min(place, first + ARGV[6])}
+for number = first + 1, found[2] do
+  local each = redis.call('HGET', KEYS[1], number)
+  if each and each:sub(1, #own) ~= own then
+    found[#found + 1] = each:match('^%S* (.*)$')
+  end
+end
+return found
+""")
+
 # KEYS: replicas, a hash of ids: when it was told in ms since the epoch, a space, and what. ARGV: id, what
 # it tells (empty: it goes), how long that is kept, in ms. Returns id, what, its age in ms, id, ...
 # What was told later than now comes from a clock that was wrong, and is as old as what is told now.

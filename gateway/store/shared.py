@@ -12,6 +12,9 @@ that of several. What every form guarantees, and `tests/storecases.py` holds it 
   they keep forget the oldest claims first.
 * A hold stays for its time, or until it is lifted, whoever set it leads or not. That it was lifted
   is told for 30 days, so a hold that is simply missing was lost with the store.
+* A log has one word at a time. What is told to it is heard by each replica once, in order, unless it is
+  away until more than `LOG_KEPT` others were told, or all are silent for `LOG_TOLD_S`. A log that is lost
+  begins anew, with the next word.
 * When it cannot be reached a call raises `StoreUnavailable` within its own deadline. A claim or a
   lease that was not confirmed is none: without the store nothing is restarted.
 
@@ -21,7 +24,7 @@ Times are monotonic seconds of the local clock; what goes between replicas is du
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
@@ -36,6 +39,10 @@ LEFT_S: Final = (
 CLAIM_S: Final = 86_400.0
 START_CLAIM_S: Final = 600.0  # over the longest default backoff: replicas in step meet in it
 LIFTED_S: Final = 30 * 86_400.0  # a gateway that was away that long tells anew what it knows
+
+LOG_KEPT: Final = 256  # tells of a log, of 64 KiB at most each
+LOG_READ: Final = 64  # of them at a time
+LOG_TOLD_S: Final = 60.0  # after the last one Redis forgets all, and the word after a day
 
 LIFTED: Final = -math.inf  # the end of a hold that was lifted
 
@@ -65,6 +72,15 @@ class Lease:
     def may_act(self, now: float) -> bool:
         """Whether enough time is left to begin something that only the holder may do."""
         return self.until - now >= LEFT_S
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What was read of a log. `word` is the log's; if it is not the reader's own, `told` is empty."""
+
+    word: str
+    place: int  # up to which it is read
+    told: Sequence[str] = ()
 
 
 class SharedStore(Protocol):
@@ -118,6 +134,12 @@ class SharedStore(Protocol):
         """Note what a replica tells (empty: it goes); return what all told there, and its age in seconds.
 
         What is older than `keep_s` is forgotten.
+        """
+
+    async def tell(self, log: str, word: str, by: str, told: str, after: int) -> Heard:
+        """Add what a replica tells (empty: nothing) to a log, and return what others told after a place.
+
+        A log without a word gets this one. If it has another, nothing is added.
         """
 
     async def close(self) -> None:

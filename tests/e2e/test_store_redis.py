@@ -21,7 +21,7 @@ from tests.e2e.support import GATEWAY
 from tests.faults.toxic import Toxic, toxic
 from tests.limitercases import amounts, plan_of, used_of
 from tests.redisserver import PROGRAMS, redis_server, time_passes
-from tests.storecases import Desk, StoreCases
+from tests.storecases import Desk, Reader, StoreCases
 
 pytestmark = pytest.mark.e2e
 
@@ -85,6 +85,20 @@ class TestRedis(StoreCases):
         assert all(key.startswith(scripts.PREFIX) for key in keys)
 
 
+def test_a_log_that_was_lost_begins_anew_for_those_who_read_it(server):
+    server.ask("FLUSHALL")
+    desk = RedisDesk(server)
+    one, two = Reader(desk, "one"), Reader(desk, "two")
+    for number in range(3):
+        one.hears(str(number))
+    assert two.hears() == ["0", "1", "2"]
+    server.ask("FLUSHALL")
+    for number in range(5):  # as many as it had, and more
+        one.hears(f"new {number}")
+    assert two.hears() == [f"new {number}" for number in range(5)]
+    desk.close()
+
+
 def test_who_posts_hears_what_is_lost_and_whether_it_may_have_run():
     async def story():
         with redis_server() as server:
@@ -125,6 +139,7 @@ def works(url):
             desk.hold("x")
             told = "" if desk.holds() == {"x": math.inf} else "lost"
             desk.beat("a", "{}", 60)
+            desk.tell("log", "word", "a", "{}", 0)
             desk.release(desk.acquire("x", "a"))
             desk.claim_restart("x", "one")
             told += desk.run(limited(desk.store.link, desk.clock))
