@@ -30,9 +30,7 @@ def chat_of_message(request: Json) -> Json:
         messages += _messages(message)
     chat: Json = {"messages": messages}
     if request.get("tools") is not None:
-        chat["tools"] = [_tool(tool) for tool in _objects(request["tools"])]
-        choice = request.get("tool_choice") or {}
-        chat["tool_choice"] = "none" if choice.get("type") == "none" else "auto"
+        chat |= chat_tools(request)
     if request.get("chat_template_kwargs") is not None:
         chat["chat_template_kwargs"] = request["chat_template_kwargs"]
     return chat
@@ -107,6 +105,17 @@ _BLOCKS: Final[dict[str, Callable[[Json], list[Any]]]] = {
     "tool_use": _call,
     "tool_result": _result,
 }
+
+
+def chat_tools(request: Json) -> Json:
+    """Return the tools of a Messages request, and which of them may be called, as a chat has them.
+
+    Raises:
+        Unmodelled: they are no plain functions.
+    """
+    choice = request.get("tool_choice") or {}
+    chosen = "none" if choice.get("type") == "none" else "auto"
+    return {"tools": [_tool(tool) for tool in _objects(request["tools"])], "tool_choice": chosen}
 
 
 def _tool(tool: Json) -> Json:

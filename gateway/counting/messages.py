@@ -235,7 +235,7 @@ def chat_of_response(request: Json) -> Json:
         chat |= {"continue_final_message": True, "add_generation_prompt": False}
     tools = request.get("tools")
     if tools:
-        chat |= {"tools": _flat_tools(tools), "tool_choice": request.get("tool_choice")}
+        chat |= {"tools": flat_tools(tools), "tool_choice": request.get("tool_choice")}
     return chat | _template_arguments(request)
 
 
@@ -311,8 +311,12 @@ def _is_partial(item: Json) -> bool:
     return kind in ("message", "reasoning") and item.get("status") in ("in_progress", "incomplete")
 
 
-def _flat_tools(tools: Any) -> list[Json]:
-    """Return tools as a chat has them: what is said of a function is one level deeper there."""
+def flat_tools(tools: Any) -> list[Json]:
+    """Return the tools of a Responses request as a chat has them, where a function is one level deeper.
+
+    Raises:
+        Unmodelled: they are no plain functions.
+    """
     if not isinstance(tools, list):
         raise Unmodelled("tools that are no list")
     if any(not isinstance(each, dict) or each.get("type") != "function" for each in tools):

@@ -14,6 +14,7 @@ from gateway.admission.gate import Gate
 from gateway.core.aio import beside
 from gateway.core.types import SERVING, Ask, Chance, Demand, Endpoint, Phase, RequestRecord
 from gateway.counting.context import bound, settle, unsettled
+from gateway.counting.offers import offers_of
 from gateway.ingress.settings import Settings
 from gateway.pools.table import Backend, PoolTable
 from gateway.prefix.hashing import FIRST_BYTES, READ, PrefixHasher, written_salt
@@ -150,7 +151,15 @@ class Measuring:
         able = [each for each in self._serving(ask) if not each.plain]
         if not able:
             return None
-        said = await counters.tokens_of("".join(stream.pieces), route, able)
+        stream.offer(await offers_of(stream.call))
+        if not stream.wants_ids:
+            return None
+        text = "".join(stream.pieces)
+        said = await counters.tokens_of(text, route, able)
+        for mark in stream.marks if said is not None else ():
+            longer = await counters.tokens_of(text + mark, route, able)
+            if said is None or longer is None or longer.ids[: len(said.ids)] != said.ids:
+                said = None
         if said is not None and stream.call.endpoint is Endpoint.MESSAGES:
             prompt = await counters.prompt_ids(stream.call, route, able)
         elif said is not None:

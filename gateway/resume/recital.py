@@ -2,7 +2,8 @@
 
 vLLM takes token ids on these endpoints, but tells none (0.32). So what is kept is the text, piece by
 piece, and how the reply is called. Once its backend fails, others are asked for the ids of the prompt
-and of the text (`ids_are`). The rest comes as a chat, and is told in the events of the stream.
+and of the text (`ids_are`). The rest comes as a chat, and is told in the events of the stream. It may
+call tools; behind a call nobody goes on.
 
 Frames are read only once a backend fails, or 32 KiB of them have come; a piece takes three bytes more
 than its text from then on.
@@ -10,13 +11,15 @@ than its text from then on.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from gateway.core.types import Dialect
+from gateway.resume.messageteller import MessageTeller
 from gateway.resume.pieces import fits
-from gateway.resume.retelling import EVENT, MessageTeller, ResponseTeller, Strange, Teller
+from gateway.resume.responseteller import ResponseTeller
+from gateway.resume.retelling import EVENT, Strange, Teller
 from gateway.resume.trail import Reached, shown_by_chat
 from gateway.wire.chunks import Shape, inside
 from gateway.wire.objects import decode_or_none
@@ -28,14 +31,28 @@ ABORTED: Final = (  # the error frame that stands for an engine's abort
     b'data: {"error":{"message":"The backend aborted the request.","type":"server_error"'
     b',"code":"backend_error"}}\n\n'
 )
-_GOOD: Final = frozenset({"stop", "length"})
+_NO_CHUNKS: Final = (b"", b"[DONE]")
+_GOOD: Final = frozenset({"stop", "length", "tool_calls"})
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _Call(msgspec.Struct):
+    """A tool call that begins, as it has an id and a name; or more arguments of the one of its index."""
+
+    index: int = 0
+    id: str | None = None
+    function: _Function | None = None
 
 
 class _Delta(msgspec.Struct):
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[_Call] | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -62,14 +79,15 @@ class Recital:
     shows = staticmethod(shown_by_chat)  # the rest always comes as chat chunks
 
     __slots__ = (
-        "_given", "_pieces", "_reached", "_shape", "_told_tokens", "_unread", "lost", "proven", "strayed",
-        "teller",
+        "_arguments_bytes", "_call", "_given", "_pieces", "_reached", "_shape", "_told_tokens", "_unread",
+        "lost", "may_call", "proven", "strayed", "teller",
     )  # fmt: skip
 
     def __init__(self, dialect: Dialect, shape: Shape) -> None:
         """`shape` is what the watch learns of the stream's frames."""
         self._shape = shape
         self.teller: Teller = MessageTeller() if dialect is Dialect.MESSAGES else ResponseTeller()
+        self.may_call = False  # who goes on may call tools
         self.proven = True  # who writes now has told that its prompt is the right one
         # The backend that goes on reported another prompt, or sent something that is no plain text or too much.
         self.strayed = False
@@ -80,6 +98,8 @@ class Recital:
         # The ids that the current backend was started from; None while the first backend writes.
         self._given: Reached | None = None
         self._told_tokens = 0  # of the reply, by the one that went on
+        self._call: int | None = None  # the index of the tool call that began last
+        self._arguments_bytes = 0  # of all calls
 
     def tell(self, chunk: bytes) -> bytes | None:
         """Keep a chunk that is one more piece, and return it; None for others."""
@@ -121,7 +141,7 @@ class Recital:
         shown = [each for each in pieces if each]
         if shown and not self.lost:
             self._pieces += msgspec.json.encode(shown)[1:-1] + b","
-        if len(self._pieces) > _MOST_BYTES:
+        if len(self._pieces) + self._arguments_bytes > _MOST_BYTES:
             self._lose()
 
     def _lose(self) -> None:
@@ -133,11 +153,11 @@ class Recital:
     def leads_on(self) -> bool:
         """Whether another backend could go on from where it is, if somebody tells its token ids."""
         self._read()
-        return self.teller.begun and not (self.lost or self.strayed)
+        return self.teller.begun and self._call is None and not (self.lost or self.strayed)
 
     @property
     def pieces(self) -> list[str]:
-        """The text that was shown, by its frames."""
+        """The text that was shown, by its frames; since the last tool call began."""
         self._read()
         return _PIECES.decode(b"[%b]" % bytes(self._pieces).removesuffix(b","))
 
@@ -167,7 +187,10 @@ class Recital:
         payload = frame.partition(b"data: ")[2]
         chunk = decode_or_none(_CHUNK, payload)
         if chunk is None:
-            return frame if b'"error"' in payload else b""
+            if b'"error"' in payload:
+                return frame
+            self.strayed |= payload.strip() not in _NO_CHUNKS
+            return b""
         given = self._given
         assert given is not None
         if chunk.prompt_token_ids is not None:
@@ -177,7 +200,8 @@ class Recital:
 
     def _choice(self, given: Reached, choice: _Choice) -> bytes:
         delta, finish = choice.delta, choice.finish_reason
-        if delta.reasoning or delta.reasoning_content or delta.tool_calls:
+        called = bool(delta.tool_calls) and not self.may_call
+        if delta.reasoning or delta.reasoning_content or called:
             self.strayed = True
             return b""
         if finish is not None and finish not in _GOOD:
@@ -188,7 +212,31 @@ class Recital:
             self._add(delta.content)
             self._reached = None  # it has come further
             told = self.teller.more(delta.content)
+        try:
+            told += b"".join([self._called(each) for each in delta.tool_calls or ()])
+        except Strange:
+            self.strayed = True
+            return b""
         if finish is None:
             return told
         text, said = "".join(self.pieces), len(given.reply) + self._told_tokens
         return told + self.teller.end(finish, text, len(given.prompt), said)
+
+    def _called(self, call: _Call) -> bytes:
+        """Return a part of a tool call as events of the stream; nobody can go on from then on.
+
+        Raises:
+            Strange: it belongs to no call that is open.
+        """
+        told, function = b"", call.function or _Function()
+        if call.index != self._call:
+            if call.id is None or function.name is None:
+                raise Strange
+            self._call = call.index
+            told = self.teller.call(call.id, function.name, "".join(self.pieces))
+            self._pieces.clear()
+        if function.arguments:
+            self._arguments_bytes += len(function.arguments)
+            self._add()
+            told += self.teller.arguments(function.arguments)
+        return told

@@ -1,7 +1,7 @@
 """A stream of Messages or Responses that another backend can go on with: a `TrailedStream` that tells no ids.
 
     it fails             where it is cut, backends are asked for its ids: `wants_ids`, `ids_are`
-    another goes on      as a chat, whose frames become events of the stream
+    another goes on      as a chat with the same tools (`offer`), whose frames become events of the stream
 
 An engine that aborts a request ends its text in order, and tells the abort last. So the end of a text is held
 back until the next event, which comes with it.
@@ -13,6 +13,8 @@ other (`_passes`).
 from __future__ import annotations
 
 from typing import Final
+
+import msgspec
 
 from gateway.core.endings import Barrier
 from gateway.core.types import Call
@@ -28,6 +30,8 @@ _ENDS_TEXT: Final = (
     b"event: response.content_part.done\n",
     b"event: response.output_item.done\n",
 )
+# With these begin the calls of tools that vLLM's parsers look for, but for two of them (0.32).
+_BEGINS_CALLS: Final = ("<", "[")
 
 
 class RecitedStream(TrailedStream):
@@ -89,6 +93,23 @@ class RecitedStream(TrailedStream):
     def pieces(self) -> list[str]:
         """The text that was shown, by its frames."""
         return self.trail.pieces
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What a parser may have held back right behind the text that was shown.
+
+        The model may have written it in one token with the end of the text: nobody goes on then.
+        """
+        chosen = self.offers.get("tool_choice")
+        parsed = chosen is not None and bytes(chosen) != b'"none"'
+        return _BEGINS_CALLS if parsed and self.trail.pieces else ()
+
+    def offer(self, tools: dict[str, msgspec.Raw] | None) -> None:
+        """Have who goes on offer these tools, as a chat has them; None: nobody knows what they are there."""
+        if tools is None:
+            self.barrier = Barrier.REQUEST
+        else:
+            self.offers, self.trail.may_call = tools, bool(tools)
 
     def ids_are(self, prompt: list[int], reply: list[int], tokens: list[str]) -> None:
         """Go on behind these ids, if they are proven; `tokens` are the reply's as text."""

@@ -35,8 +35,13 @@ def kept(call: Call) -> Call:
     return structs.replace(call, body=msgspec.json.encode(fields), fields=fields, places=None)
 
 
-def rest_of(call: Call, demand: Demand, reached: Reached) -> tuple[Call, Demand] | None:
-    """Return the request for what is left of a stream that a call asked for; None: nothing is left."""
+def rest_of(
+    call: Call, demand: Demand, reached: Reached, offers: dict[str, msgspec.Raw]
+) -> tuple[Call, Demand] | None:
+    """Return the request for what is left of a stream that a call asked for; None: nothing is left.
+
+    `offers` are the tools of a message or response, as a chat has them.
+    """
     said, limit = reached.said_tokens, limit_of(call, demand)
     if limit is not None and limit <= said:
         return None
@@ -48,7 +53,7 @@ def rest_of(call: Call, demand: Demand, reached: Reached) -> tuple[Call, Demand]
     else:
         ids = [*reached.prompt, *reached.reply]
         if call.dialect in RECITED:
-            call, body = _as_chat(call, body)
+            call, body = _as_chat(call, body, offers)
         if call.dialect is Dialect.COMPLETIONS:
             body["prompt"] = _encoded(ids)
         else:
@@ -73,9 +78,11 @@ def takes_text(call: Call) -> bool:
     return _extended(fields_at_hand(call), call.dialect, "")
 
 
-def _as_chat(call: Call, body: dict[str, msgspec.Raw]) -> tuple[Call, dict[str, msgspec.Raw]]:
+def _as_chat(
+    call: Call, body: dict[str, msgspec.Raw], offers: dict[str, msgspec.Raw]
+) -> tuple[Call, dict[str, msgspec.Raw]]:
     """Return a call of Messages or Responses as one for a chat, whose prompt is to stand in token ids."""
-    fields = {name: body[name] for name in _SAMPLING if name in body}
+    fields = {name: body[name] for name in _SAMPLING if name in body} | offers
     usage = msgspec.Raw(b'{"include_usage":true}')
     fields |= {"messages": _STAND_IN, "stream": _TRUE, "stream_options": usage}
     chat = structs.replace(

@@ -12,8 +12,8 @@ backend fails.
     stop strings with tools or min_tokens               nobody can tell how much text is held back
     images and audio                                    a prompt of token ids has none
 
-Of Messages and Responses, tools, thinking and stop strings bar a stream, too: what they show is not all of
-the text, so its tokens cannot be told from it.
+Of Messages and Responses, thinking and stop strings bar a stream, too: what they show is not all of the
+text, so its tokens cannot be told from it. Tools do not, until one is called (`resume.recited`).
 
 Source: vLLM 0.32, `v1/sample` and `renderers/online_renderer.py`; each was seen there.
 """
@@ -88,18 +88,32 @@ _HARMLESS_THERE: Final = frozenset(
         *("repetition_penalty", "logit_bias", "ignore_eos", "stop_token_ids"),
         *("metadata", "user", "store", "service_tier", "priority", "cache_salt", "request_id"),
         *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls"),
-        # These have no effect unless the request also has a field that bars it (tools, thinking).
-        *("tool_choice", "max_tool_calls", "reasoning", "top_logprobs"),
+        "context_management",  # of agents; vLLM does not know it
+        "tools",  # `counting.offers` reads them once a stream broke off
+        # These have no effect unless the request also has a field that bars it, or none at all.
+        *("max_tool_calls", "reasoning", "top_logprobs"),
     }
 )
+_LOGPROBS: Final = "message.output_text.logprobs"  # vLLM takes no notice of others
 _UNSET_THERE: Final = frozenset(
     {
-        *("tools", "stop", "stop_sequences", "background", "include", "previous_response_id"),
+        *("stop", "stop_sequences", "background", "previous_response_id"),
         *("presence_penalty", "frequency_penalty", "thinking", "conversation"),
     }
 )
+
+
+def _is_free_there(value: Any, body: Mapping[str, Any]) -> bool:
+    chosen = value.get("type") if isinstance(value, dict) else value
+    return chosen is None or chosen == "auto" or chosen == "none"
+
+
 _BY_VALUE_THERE: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], bool]]] = {
     **dict.fromkeys(_UNSET_THERE, _is_unset),
+    "tool_choice": _is_free_there,
+    "include": lambda value, body: (
+        not value or (isinstance(value, list) and _LOGPROBS not in value)
+    ),
     "seed": _is_greedy,
     "skip_special_tokens": lambda value, body: value is None or value is True,
     "text": lambda value, body: (

@@ -51,7 +51,7 @@ class TrailedStream(StreamWatch):
 
     __slots__ = (
         "_again", "_asked", "_exact", "_expects", "_failures", "_head", "_in_step", "_partial", "_reached",
-        "_veil", "barrier", "cut", "resumable", "trail",
+        "_veil", "barrier", "cut", "offers", "resumable", "trail",
     )  # fmt: skip
 
     def __init__(
@@ -83,6 +83,7 @@ class TrailedStream(StreamWatch):
         self.barrier: Barrier | None = None  # why nobody can go on where it broke off
         self.resumable = True  # nobody wants it to end where it breaks off
         self._failures = 0  # of backends, that others repaired
+        self.offers: dict[str, msgspec.Raw] = {}  # tools, where a chat goes on with another dialect
 
     def _new_trail(
         self, call: Call, shape: Shape, *, by_text: bool
@@ -217,7 +218,7 @@ class TrailedStream(StreamWatch):
         reached = self.trail.reached() if goes_on else None
         if reached is None:
             return None
-        rest = rest_of(*self._asked, reached)
+        rest = rest_of(*self._asked, reached, self.offers)
         if rest is None:
             return None
         self.trail.go_back(reached, self._head)

@@ -1,20 +1,16 @@
-"""What a request asks of the engine: bodies of the four generating endpoints, checked as vLLM does.
-
-A prompt may steer its own reply: `[[sim:tokens=5;itl=20ms;ttft=50ms]]` sets how many tokens the
-reply has (as if the model had stopped there) and how fast it comes.
-"""
+"""What a request asks of the engine: bodies of the four generating endpoints, checked as vLLM does."""
 
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.sim.config import SimConfig
 from gateway.sim.errors import SimError, bad_value, invalid, missing, unknown_model
 from gateway.sim.http import Received
-from gateway.sim.text import BEGIN, render_chat, tokenize
+from gateway.sim.steering import Control, parse_control
+from gateway.sim.text import BEGIN, begun_in, detokenize, render_chat, tokenize
 
 CHAT: Final = "/v1/chat/completions"
 CHAT_BATCH: Final = "/v1/chat/completions/batch"
@@ -23,8 +19,6 @@ RESPONSES: Final = "/v1/responses"
 MESSAGES: Final = "/v1/messages"
 COUNT_TOKENS: Final = "/v1/messages/count_tokens"
 
-_CONTROL: Final = re.compile(r"\[\[sim:([^\]]*)\]\]")
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s)")
 _BYTES_PER_TOKEN_MAX: Final = 12  # the longest token of a vocabulary, in characters: 24576 / 2048
 _SALT_CHARS_MAX: Final = 128
 _LIMIT_FIELDS: Final = {
@@ -34,15 +28,6 @@ _LIMIT_FIELDS: Final = {
     RESPONSES: ("max_output_tokens",),
     MESSAGES: ("max_tokens",),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """What a prompt says about its own reply."""
-
-    tokens: int | None = None
-    itl_s: float | None = None
-    ttft_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +49,9 @@ class Ask:
     stop: tuple[str, ...]
     ignore_eos: bool
     control: Control
-    tool: str | None  # the function to call instead of answering
+    tool: (
+        str | None
+    )  # the function to call instead of answering, or behind `control.call_at` tokens
     tool_forced: bool  # named by the client: the finish reason is then "stop"
     return_token_ids: bool
     echo: bool
@@ -133,8 +120,9 @@ def parse_ask(path: str, body: dict[str, Any], config: SimConfig, adapters: list
     adapter = resolve_model(body, config, adapters)
     prompts, text = _prompts(path, body)
     begun_tokens = 0
-    if path in (CHAT, MESSAGES, RESPONSES) and (given := _given_ids(body, config)) is not None:
-        begun_tokens = max(0, len(given) - len(prompts[0]))
+    given = _given_ids(body, config) if path in (CHAT, MESSAGES, RESPONSES) else None
+    if given is not None:
+        begun_tokens = begun_in(given)
         prompts = (given,)
     max_tokens = _budget(path, max(map(len, prompts)), text, config, (limit_field, limit))
     if n < 1:
@@ -143,7 +131,8 @@ def parse_ask(path: str, body: dict[str, Any], config: SimConfig, adapters: list
         raise SimError(400, f"n must be 1 when using greedy sampling, got {n}.")
     options = stream_options or {}
     stop = body.get("stop", body.get("stop_sequences")) or ()
-    tool, forced = _tool(body, text)
+    control = parse_control(text if given is None else detokenize(given))
+    tool, forced = _tool(body, text, control)
     return Ask(
         path=path,
         model=str(body.get("model") or config.model),
@@ -159,7 +148,7 @@ def parse_ask(path: str, body: dict[str, Any], config: SimConfig, adapters: list
         usage_always=bool(options.get("include_usage") and options.get("continuous_usage_stats")),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         ignore_eos=bool(body.get("ignore_eos")),
-        control=parse_control(text),
+        control=control,
         tool=tool,
         tool_forced=forced,
         return_token_ids=bool(body.get("return_token_ids")),
@@ -188,33 +177,19 @@ def count_chat(path: str, body: dict[str, Any]) -> tuple[list[int], str]:
     messages = ([{"role": "system", "content": system}] if system else []) + messages
     open_reply = body.get("add_generation_prompt", True)
     goes_on = bool(body.get("continue_final_message")) and bool(messages)
-    ids = render_chat(messages, body.get("tools") or (), open_reply=open_reply, goes_on=goes_on)
+    tools = [_as_chat_has(each) for each in body.get("tools") or ()]
+    ids = render_chat(messages, tools, open_reply=open_reply, goes_on=goes_on)
     return ids, "\n".join(_texts(messages))
 
 
-def parse_control(text: str) -> Control:
-    """Read the last `[[sim:...]]` of a text."""
-    found = _CONTROL.findall(text)
-    pairs = dict(p.split("=", 1) for p in found[-1].split(";") if "=" in p) if found else {}
-    return Control(
-        tokens=_count(pairs["tokens"]) if "tokens" in pairs else None,
-        itl_s=parse_duration(pairs["itl"]) if "itl" in pairs else None,
-        ttft_s=parse_duration(pairs["ttft"]) if "ttft" in pairs else None,
-    )
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise SimError(400, f"not a number of tokens: {text}")
-    return int(text)
-
-
-def parse_duration(text: str) -> float:
-    """Read `20ms` or `1.5s` as seconds."""
-    match = _DURATION.fullmatch(text)
-    if match is None:
-        raise SimError(400, f"not a duration: {text}")
-    return float(match[1]) / (1000 if match[2] == "ms" else 1)
+def _as_chat_has(tool: Any) -> Any:
+    """Return a tool of Messages as that of the chat which the engine makes of the request."""
+    schema = tool.get("input_schema") if isinstance(tool, dict) else None
+    if schema is None:
+        return tool
+    parameters = schema if "type" in schema else schema | {"type": "object"}
+    about = {"name": tool.get("name"), "description": tool.get("description")}
+    return {"type": "function", "function": about | {"parameters": parameters}}
 
 
 def _integer(body: dict[str, Any], name: str) -> int | None:
@@ -326,17 +301,18 @@ def _texts(messages: list[Any]) -> list[str]:
     return found
 
 
-def _tool(body: dict[str, Any], text: str) -> tuple[str | None, bool]:
+def _tool(body: dict[str, Any], text: str, control: Control) -> tuple[str | None, bool]:
     """Return the function to call (the first, or the one that is named), and whether it is forced.
 
-    With `auto` the model calls it when the prompt has the word "tool".
+    With `auto` the model calls it when the prompt has the word "tool", or steers so.
     """
     tools = body.get("tools") or ()
     choice = body.get("tool_choice", "auto")
     names = [(tool.get("function") or tool).get("name") for tool in tools]
-    if not names or choice == "none":
+    if not names or choice == "none" or (isinstance(choice, dict) and choice.get("type") == "none"):
         return None, False
     if isinstance(choice, dict) and choice.get("type") in ("function", "tool"):
         return str((choice.get("function") or choice).get("name")), True
     required = choice == "required" or (isinstance(choice, dict) and choice.get("type") == "any")
-    return (str(names[0]), False) if required or "tool" in text else (None, False)
+    calls = required or "tool" in text or control.call_at is not None
+    return (str(names[0]), False) if calls else (None, False)

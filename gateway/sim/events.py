@@ -27,11 +27,13 @@ class ResponsesWriter:
         self.cache: CacheUse | None = None
         self._head = head
         self._sequence = 0
-        self._item = f"{'fc' if head.ask.tool else 'msg'}_{head.id.removeprefix('resp_')}"
-        self._text = ""
+        self._name = head.id.removeprefix("resp_")
+        self._item = ""  # the id of the item that is open
+        self._calls = False  # it is a tool call
+        self._text = ""  # of it, or its arguments
+        self._outputs: list[dict[str, Any]] = []  # the items that came to their end
         self._ids: list[int] = []
         self._finish: str | None = None
-        self._open = False
 
     def opening(self) -> list[bytes]:
         """Two events that come before the engine has done anything."""
@@ -42,9 +44,12 @@ class ResponsesWriter:
         ]
 
     def piece(self, piece: Piece) -> list[bytes]:
-        """The item is announced with the first token; then one delta each."""
-        frames = [] if self._open else self._announce()
-        self._open = True
+        """An item is announced with its first token; then one delta each."""
+        frames = []
+        if piece.announces and self._item:
+            frames += self._finish_item()
+        if not self._item and not piece.is_hidden:
+            frames += self._announce(calls=piece.calls)
         self._finish = piece.finish
         self._ids += () if piece.token is None else (piece.token,)
         self._text += piece.text
@@ -54,7 +59,7 @@ class ResponsesWriter:
 
     def closing(self) -> list[bytes]:
         """Everything is said again; the type stays `response.completed` when the reply was cut."""
-        frames = self._finish_item() if self._open else []
+        frames = self._finish_item() if self._item else []
         response = self._response(_status(self._finish))
         return [*frames, self._event("response.completed", {"response": response})]
 
@@ -65,28 +70,35 @@ class ResponsesWriter:
     def whole(self, plans: list[Plan]) -> dict[str, Any]:
         """One `response`."""
         plan = plans[0]
-        self._text, self._ids, self._finish = "".join(plan.pieces), [*plan.tokens], plan.finish
-        self._open = True
+        self._ids, self._finish = [*plan.tokens], plan.finish
+        for said, calls in ((plan.text, False), (plan.arguments, True)):
+            if said is not None and (calls or said or plan.arguments is None):
+                self._announce(calls=calls)
+                self._text = said
+                self._finish_item()
         return self._response(_status(plan.finish))
 
-    def _announce(self) -> list[bytes]:
-        item = self._output("in_progress", "")
-        frames = [self._event("response.output_item.added", {"item": item, "output_index": 0})]
-        if not self._head.ask.tool:
+    def _announce(self, *, calls: bool) -> list[bytes]:
+        place = len(self._outputs)
+        kind, self._calls, self._text = "fc" if calls else "msg", calls, ""
+        self._item = f"{kind}_{self._name}{f'_{place}' if place else ''}"
+        item = {"item": self._output("in_progress"), "output_index": place}
+        frames = [self._event("response.output_item.added", item)]
+        if not calls:
             part = {"annotations": [], "text": "", "type": "output_text", "logprobs": []}
             frames.append(self._event("response.content_part.added", self._at(part=part)))
         return frames
 
     def _delta(self, text: str) -> bytes:
-        if self._head.ask.tool:
-            fields = {"delta": text, "item_id": self._item, "output_index": 0}
+        if self._calls:
+            fields = {"delta": text} | self._place()
             return self._event("response.function_call_arguments.delta", fields)
         return self._event("response.output_text.delta", self._at(delta=text, logprobs=[]))
 
     def _finish_item(self) -> list[bytes]:
         frames = []
-        if self._head.ask.tool:
-            fields = {"arguments": self._text, "item_id": self._item, "output_index": 0}
+        if self._calls:
+            fields = {"arguments": self._text} | self._place()
             done = self._event("response.function_call_arguments.done", fields)
             name = b',"name":' + compact(self._head.ask.tool)  # the one key after the type
             frames.append(done.removesuffix(b"}\n\n") + name + b"}\n\n")
@@ -94,19 +106,27 @@ class ResponsesWriter:
             text = self._at(logprobs=[], text=self._text)
             frames.append(self._event("response.output_text.done", text))
             frames.append(self._event("response.content_part.done", self._at(part=self._part())))
-        item = {"item": self._output("completed", self._text), "output_index": 0}
-        return [*frames, self._event("response.output_item.done", item)]
+        item = self._output("completed")
+        ended = {"item": item, "output_index": len(self._outputs)}
+        frames.append(self._event("response.output_item.done", ended))
+        self._outputs.append(item)
+        self._item = ""
+        return frames
 
     def _part(self) -> dict[str, Any]:
         return {"annotations": [], "text": self._text, "type": "output_text", "logprobs": None}
 
     def _at(self, **fields: Any) -> dict[str, Any]:
-        return fields | {"content_index": 0, "item_id": self._item, "output_index": 0}
+        return fields | {"content_index": 0} | self._place()
 
-    def _output(self, status: str, text: str) -> dict[str, Any]:
-        if tool := self._head.ask.tool:
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._item, "output_index": len(self._outputs)}
+
+    def _output(self, status: str) -> dict[str, Any]:
+        if self._calls:
             call_id = f"chatcmpl-tool-{self._head.id[-16:]}"
-            call = {"arguments": text, "call_id": call_id, "name": tool, "type": "function_call"}
+            about = {"arguments": self._text, "call_id": call_id, "name": self._head.ask.tool}
+            call = about | {"type": "function_call"}
             unused = {"async": None, "caller": None, "namespace": None}
             return call | {"id": self._item} | unused | {"status": status}
         return {
@@ -137,7 +157,7 @@ class ResponsesWriter:
             "metadata": None,
             "model": ask.model,
             "object": "response",
-            "output": [self._output("completed", self._text)] if ended and self._open else [],
+            "output": self._outputs if ended else [],
             "parallel_tool_calls": True,
             "temperature": ask.body.get("temperature", 1.0),
             "tool_choice": ask.body.get("tool_choice", "auto" if tools else "none"),
@@ -194,7 +214,8 @@ class MessagesWriter:
         self.cache: CacheUse | None = None
         self._head = head
         self._begun = False
-        self._block = False
+        self._block = False  # one is open
+        self._index = 0  # its place, or that of the next one
         self._tokens = 0
         self._last: Piece | None = None
 
@@ -210,20 +231,30 @@ class MessagesWriter:
         if piece.token is None:
             return frames
         self._tokens += 1
-        if not self._block:
+        if piece.announces:
+            frames += self._end_block()
+        if not self._block and not piece.is_hidden:
             self._block = True
-            block = self._content("")
-            frames.append(_event("content_block_start", {"content_block": block, "index": 0}))
+            block = self._call("") if piece.calls else _text("")
+            start = {"content_block": block, "index": self._index}
+            frames.append(_event("content_block_start", start))
         if piece.text:
             delta = {"type": "text_delta", "text": piece.text}
-            if self._head.ask.tool:
+            if piece.calls:
                 delta = {"type": "input_json_delta", "partial_json": piece.text}
-            frames.append(_event("content_block_delta", {"delta": delta, "index": 0}))
+            frames.append(_event("content_block_delta", {"delta": delta, "index": self._index}))
         return frames
+
+    def _end_block(self) -> list[bytes]:
+        if not self._block:
+            return []
+        self._block = False
+        self._index += 1
+        return [_event("content_block_stop", {"index": self._index - 1})]
 
     def closing(self) -> list[bytes]:
         """The block ends, the reason and the usage follow, then `message_stop`."""
-        frames = [_event("content_block_stop", {"index": 0})] if self._block else []
+        frames = self._end_block()
         if self._last is not None:
             reason, sequence = self._reason(self._last.finish, self._last.stop_reason)
             delta = {"stop_reason": reason, "stop_sequence": sequence}
@@ -241,11 +272,9 @@ class MessagesWriter:
         self._tokens = len(plan.tokens)
         reason, sequence = self._reason(plan.finish, plan.stop_reason)
         stop = {"stop_sequence": sequence} if sequence else {}
-        return (
-            self._message([self._content("".join(plan.pieces))], reason)
-            | stop
-            | {"usage": self._usage()}
-        )
+        content = [_text(plan.text)] if plan.text or plan.arguments is None else []
+        content += [] if plan.arguments is None else [self._call(plan.arguments)]
+        return self._message(content, reason) | stop | {"usage": self._usage()}
 
     def _reason(self, finish: str | None, stop: str | None) -> tuple[str | None, str | None]:
         if finish == "stop" and stop:
@@ -254,12 +283,10 @@ class MessagesWriter:
             return "tool_use", None
         return _STOP_REASONS.get(finish or ""), None
 
-    def _content(self, text: str) -> dict[str, Any]:
-        tool = self._head.ask.tool
-        if not tool:
-            return {"type": "text", "text": text}
+    def _call(self, text: str) -> dict[str, Any]:
         call_id = f"chatcmpl-tool-{self._head.id[-16:]}"
-        block: dict[str, Any] = {"type": "tool_use", "id": call_id, "name": tool, "input": {}}
+        block: dict[str, Any] = {"type": "tool_use", "id": call_id, "name": self._head.ask.tool}
+        block["input"] = {}
         try:
             block["input"] = json.loads(text or "{}")
         except ValueError:
@@ -291,6 +318,10 @@ class MessagesWriter:
             "cache_creation_input_tokens": cache.stored,
             "cache_read_input_tokens": cache.found,
         }
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
 
 
 def _event(kind: str, fields: dict[str, Any]) -> bytes:

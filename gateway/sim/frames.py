@@ -166,18 +166,17 @@ class ChatWriter:
         }
 
     def _choice(self, plan: Plan) -> dict[str, Any]:
-        tool = self._head.ask.tool
-        text = "".join(plan.pieces)
+        tool, arguments = self._head.ask.tool, plan.arguments
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": None if tool else text,
+            "content": plan.text or (None if tool else ""),
             "refusal": None,
             "annotations": None,
             "audio": None,
             "function_call": None,
         }
-        if tool:
-            call = {"name": tool, "arguments": text}
+        if arguments is not None:
+            call = {"name": tool, "arguments": arguments}
             message["tool_calls"] = [
                 {"id": self._tool_id(plan), "type": "function", "function": call}
             ]
@@ -196,12 +195,12 @@ class ChatWriter:
         return f"chatcmpl-tool-{plan.index:04x}{self._head.id[-12:]}"
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
-        tool = self._head.ask.tool
-        if not tool or piece.token is None:
+        if not piece.calls:
             return {"content": piece.text}
-        if piece.position == 0:
+        if piece.announces:
             call = {"id": self._tool_id(piece.plan), "type": "function", "index": 0}
-            return {"content": None, "tool_calls": [call | {"function": {"name": tool}}]}
+            function = {"name": self._head.ask.tool}
+            return {"content": None, "tool_calls": [call | {"function": function}]}
         part = {"index": 0, "function": {"arguments": piece.text}}
         return {"content": None, "tool_calls": [part]}
 

@@ -10,13 +10,15 @@ from gateway.sim.sequence import CacheUse
 from gateway.sim.text import TOKEN_BYTES, detokenize, reply_seed, reply_words, tokenize
 
 _ARGUMENT_WORDS: Final = 3
+_MARK: Final = "<c>"  # a parser hides it
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One choice: the text that each token adds, and how it ends.
 
-    Of a tool call the first token announces the function, the others carry the arguments.
+    From `call_at` on it is a tool call: the first token announces the function, the others carry the
+    arguments. Behind text a mark begins the call, which shows nothing.
     """
 
     index: int
@@ -25,6 +27,18 @@ class Plan:
     tokens: tuple[int, ...]
     finish: str
     stop_reason: str | None = None
+    call_at: int | None = None  # None: it is text to its end
+
+    @property
+    def text(self) -> str:
+        """What it says before it calls a tool."""
+        return "".join(self.pieces[: self.call_at])
+
+    @property
+    def arguments(self) -> str | None:
+        """What its tool is called with, as far as it was written; None: no call was announced."""
+        called = self.call_at is not None and len(self.pieces) > self.call_at
+        return "".join(self.pieces[self.call_at :]) if called else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +51,22 @@ class Piece:
     token: int | None
     finish: str | None
     cache: CacheUse | None = None  # None: not to be told
+
+    @property
+    def calls(self) -> bool:
+        """Whether it is a part of a tool call."""
+        return self.plan.call_at is not None and self.position >= self.plan.call_at
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether it is the mark of a tool call."""
+        called = self.plan.call_at
+        return called is not None and self.position == called - 1 and not self.text
+
+    @property
+    def announces(self) -> bool:
+        """Whether it begins a tool call."""
+        return self.position == self.plan.call_at
 
     @property
     def stop_reason(self) -> str | None:
@@ -62,12 +92,7 @@ def _plan_choice(
 ) -> Plan:
     seed = reply_seed(prompt, ask.adapter, choice)
     if ask.tool is not None:
-        words = "".join(reply_words(seed, _ARGUMENT_WORDS))
-        tokens = tuple(tokenize(f'{{"value": "{words}"}}'))
-        pieces = ("", *(detokenize([token]) for token in tokens))
-        tokens = (*tokenize(ask.tool[:TOKEN_BYTES] or "tool"), *tokens)
-        finish = "stop" if ask.tool_forced else "tool_calls"
-        return _cut(Plan(index, prompt, pieces, tokens, finish), ask.max_tokens)
+        return _cut(_plan_call(ask, prompt, index, choice), ask.max_tokens)
     natural = ask.control.tokens
     if natural is None and ask.stated_max_tokens is None and not ask.ignore_eos:
         natural = reply_tokens
@@ -81,10 +106,27 @@ def _plan_choice(
     return _stop_early(Plan(index, prompt, pieces, tokens, finish), ask.stop)
 
 
+def _plan_call(ask: Ask, prompt: tuple[int, ...], index: int, choice: int) -> Plan:
+    """Decide a reply that calls a tool, at once or behind some text."""
+    said = max(0, (ask.control.call_at or 0) - ask.begun_tokens)
+    before = reply_words(reply_seed(prompt, ask.adapter, choice), said)
+    begun = tokenize("".join(before))
+    words = "".join(
+        reply_words(reply_seed((*prompt, *begun), ask.adapter, choice), _ARGUMENT_WORDS)
+    )
+    arguments = tokenize(f'{{"value": "{words}"}}')
+    mark = 0 if ask.control.call_at is None else 1
+    pieces = (*before, *[""] * mark, "", *(detokenize([token]) for token in arguments))
+    name = tokenize((ask.tool or "")[:TOKEN_BYTES] or "tool")
+    tokens = (*begun, *tokenize(_MARK) * mark, *name, *arguments)
+    finish = "stop" if ask.tool_forced else "tool_calls"
+    return Plan(index, prompt, pieces, tokens, finish, call_at=said + mark)
+
+
 def _cut(plan: Plan, length: int) -> Plan:
     if len(plan.pieces) <= length:
         return plan
-    return Plan(plan.index, plan.prompt, plan.pieces[:length], plan.tokens[:length], "length")
+    return replace(plan, pieces=plan.pieces[:length], tokens=plan.tokens[:length], finish="length")
 
 
 def _stop_early(plan: Plan, stops: tuple[str, ...]) -> Plan:

@@ -71,6 +71,13 @@ def render_chat(
     return [*ids, START, ROLES["assistant"]] if open_reply else ids
 
 
+def begun_in(ids: Sequence[int]) -> int:
+    """Return how many tokens of a reply end a prompt that is given as ids, behind the header of the reply."""
+    header = (START, ROLES["assistant"])
+    ends = range(len(ids), 1, -1)
+    return next((len(ids) - end for end in ends if tuple(ids[end - 2 : end]) == header), 0)
+
+
 def _content_ids(message: dict[str, Any]) -> list[int]:
     content = message.get("content")
     ids: list[int] = []

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -60,20 +61,24 @@ def events(raw):
 
 
 def anonymous(told):
-    """Return events with one name in place of the reply's own ones; they have to be the same throughout."""
+    """Return events with one name in place of each of the reply's own ones; they have to be the same throughout."""
     names = {}
     for event in told:
         inner = event.get("message") or event.get("response") or {}
         item = event.get("item") or {"id": event.get("item_id")}
-        for kind, name in (("reply", inner.get("id")), ("item", item["id"])):
+        at = f"item {event.get('output_index')}"
+        for kind, name in (("reply", inner.get("id")), (at, item["id"])):
             if name is not None:
                 assert names.setdefault(kind, name) == name
-    text = json.dumps(told)
-    for kind, name in names.items():
+    text = re.sub(r"chatcmpl-tool-\w+", "call", json.dumps(told))
+    for kind, name in sorted(names.items(), key=lambda each: -len(each[1])):
         text = text.replace(name, kind)
     found = json.loads(text)
     for event in found:
-        (event.get("response") or {}).pop("created_at", None)
+        response = event.get("response") or {}
+        response.pop("created_at", None)
+        if usage := response.get("usage"):  # how much was cached is told as 0 of one that went on
+            usage["input_tokens_details"] |= {"cached_tokens": 0, "cache_write_tokens": 0}
     return found
 
 
@@ -197,14 +202,159 @@ def test_one_that_begins_anew_is_not_passed_on(path):
     check()
 
 
+SCHEMA = {"type": "object", "properties": {"value": {"type": "string"}}}
+TOOLS = {
+    MESSAGES: [{"name": "look", "description": "look it up", "input_schema": SCHEMA}],
+    RESPONSES: [{"type": "function", "name": "look", "parameters": SCHEMA, "strict": False}],
+}
+FORCED = {MESSAGES: {"type": "any"}, RESPONSES: "required"}
+CALLED_BEHIND = 6  # tokens of text
+
+
+def calling(path, after=CALLED_BEHIND):
+    """Return what has a model call a tool behind so many tokens of text."""
+    field = "messages" if path == MESSAGES else "input"
+    text = f"look it up [[sim:call={after}]]"
+    return {field: [{"role": "user", "content": text}], "tools": TOOLS[path]}
+
+
 @pytest.mark.parametrize("path", PATHS)
-def test_what_asks_for_more_than_text_ends_with_an_error(path):
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("cut", ["reset_after:2", "stall_after:6", "error_frame_after:6"])
+def test_a_tool_is_called_by_who_goes_on(path, cut, temperature):
     @story
     async def check():
-        kind = {"input_schema": {"type": "object"}} if path == MESSAGES else {"type": "function"}
+        stall = "timeouts: {stall: 300ms}"
+        asked = calling(path) | {"temperature": temperature}
+        async with gateway(SIM, SIM, access=True, extra=stall) as world:
+            whole = await read(world, path, **asked)
+            assert "look" in json.dumps(whole)
+            resumed = await read(world, path, cut, **asked)
+            assert anonymous(resumed) == anonymous(whole)
+            await world.settled()
+            lines = world.access_lines()
+            assert [each["resumed"] for each in lines] == [0, 1]
+            assert lines[0]["completion_tokens"] == lines[1]["completion_tokens"]
+            assert lines[0]["prompt_tokens"] == lines[1]["prompt_tokens"]
+
+    check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("after", "cut"), [(6, 7), (0, 1)])
+def test_the_beginning_of_a_call_that_a_parser_held_back_is_made_again(path, after, cut):
+    @story
+    async def check():
+        async with gateway(SIM, SIM) as world:
+            asked = calling(path, after)
+            whole = await read(world, path, **asked)
+            resumed = await read(world, path, f"reset_after:{cut}", **asked)
+            assert anonymous(resumed) == anonymous(whole)
+
+    check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_answer_may_be_text_though_there_are_tools(path):
+    @story
+    async def check():
+        async with gateway(SIM, SIM) as world:
+            whole = await read(world, path, tools=TOOLS[path])
+            resumed = await read(world, path, "reset_after:7", tools=TOOLS[path])
+            assert anonymous(resumed) == anonymous(whole)
+
+    check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_behind_a_tool_call_nobody_goes_on(path):
+    @story
+    async def check():
         async with gateway(SIM, SIM, access=True) as world:
-            tools = [{"name": "f", **kind}]
-            await ends_with_an_error(world, path, "reset_after:2", "request", tools=tools)
+            await ends_with_an_error(world, path, "reset_after:9", "reply", **calling(path))
+
+    check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_nor_behind_one_that_came_from_who_went_on(path):
+    @story
+    async def check():
+        async with gateway(SIM, SIM, SIM, pools=THREE, access=True) as world:
+            asked = calling(path)
+            told = await read(world, path, "reset_after:3", ["reset_after:6"], **asked)
+            assert told[-1]["type"] == "error"
+            assert "look" in json.dumps(told)
+            await world.settled()
+            assert world.access_lines()[-1]["not_resumed"] == "reply"
+
+    check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("several", [True, False])
+def test_who_goes_on_is_told_of_the_same_tools(path, several):
+    @story
+    async def check():
+        more = {"parallel_tool_calls": several}
+        if path == MESSAGES:
+            more = {"tool_choice": {"type": "auto", "disable_parallel_tool_use": not several}}
+        async with gateway(SIM, SIM) as world:
+            await read(world, path, "reset_after:3", **calling(path), **more)
+            bodies = [
+                json.loads(each.body)
+                for sim in world.sims
+                for each in sim.requests
+                if each.path == "/v1/chat/completions"
+            ]
+            [body] = bodies
+            [tool] = body["tools"]
+            assert (tool["type"], tool["function"]["name"]) == ("function", "look")
+            assert tool["function"]["parameters"] == SCHEMA
+            assert body["tool_choice"] == "auto"
+            assert body.get("parallel_tool_calls", True) is several
+
+    check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_call_that_is_forced_ends_with_an_error(path):
+    @story
+    async def check():
+        async with gateway(SIM, SIM, access=True) as world:
+            asked = {"tools": TOOLS[path], "tool_choice": FORCED[path]}
+            await ends_with_an_error(world, path, "reset_after:1", "request", **asked)
+
+    check()
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "custom", "name": "patch"},
+        {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]},
+    ],
+)
+def test_a_tool_that_is_no_function_ends_with_an_error(tool):
+    @story
+    async def check():
+        async with gateway(SIM, SIM, access=True) as world:
+            tools = [*TOOLS[RESPONSES], tool]
+            await ends_with_an_error(world, RESPONSES, "reset_after:2", "request", tools=tools)
+
+    check()
+
+
+@pytest.mark.parametrize("functions", [True, False])
+def test_a_tool_that_vllm_does_not_show_its_model_bars_nobody(functions):
+    @story
+    async def check():
+        asked = calling(RESPONSES) if functions else {"tools": []}
+        asked["tools"] = [*asked["tools"], {"type": "web_search"}]
+        async with gateway(SIM, SIM) as world:
+            whole = await read(world, RESPONSES, **asked)
+            resumed = await read(world, RESPONSES, "reset_after:3", **asked)
+            assert anonymous(resumed) == anonymous(whole)
 
     check()
 

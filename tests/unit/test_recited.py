@@ -2,11 +2,12 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import structs
+from msgspec import Raw, structs
 
 from gateway.core.endings import Barrier
 from gateway.core.types import Demand, Dialect, Endpoint
@@ -57,6 +58,45 @@ def written(path, pieces, finish="stop"):
         ends = finish if place + 1 == len(pieces) else None
         frames.append(b"".join(writer.piece(Piece(plan, place, text, token, ends))))
     return b"".join(opening), frames, b"".join(writer.closing()), list(asked.prompts[0])
+
+
+def written_with_a_call(path, pieces, arguments):
+    """Return the frames of a reply that calls a tool behind these pieces: before the call, and all that follows."""
+    asked = parse_ask(path, json.loads(call(path).body), SimConfig(model="m"), [])
+    writer = WRITERS[path](Head(replace(asked, tool="look"), "resp_1", 7, "f"))
+    said = (*pieces, "", *arguments)
+    ids = range(70, 70 + len(said))
+    plan = Plan(0, asked.prompts[0], said, tuple(ids), "tool_calls", call_at=len(pieces))
+    frames = [b"".join(writer.opening())]
+    for place, (text, token) in enumerate(zip(said, ids, strict=True)):
+        ends = "tool_calls" if place + 1 == len(said) else None
+        frames.append(b"".join(writer.piece(Piece(plan, place, text, token, ends))))
+    frames.append(b"".join(writer.closing()))
+    before = len(pieces) + 1
+    return frames[:before], frames[before:], list(asked.prompts[0])
+
+
+def calls(*parts):
+    """Return what a chat's delta tells of tool calls: of each its index, arguments, and name where it begins."""
+    found = []
+    for index, arguments, name in parts:
+        begins = {} if name is None else {"id": f"chatcmpl-tool-{index}", "type": "function"}
+        function = {"arguments": arguments} | ({} if name is None else {"name": name})
+        found.append({"index": index, "function": function} | begins)
+    return {"tool_calls": found}
+
+
+OFFERED = {"tools": Raw(b"[1]"), "tool_choice": Raw(b'"auto"')}
+
+
+def gone_on(path, pieces=("On", "ce")):
+    """Return a watch of a stream that another backend goes on with, which may call tools."""
+    watch, _, prompt = broken(path, pieces)
+    watch.offer(OFFERED)
+    watch.ids_are(prompt, [8, 9], ["On", "ce"])
+    assert watch.rest() is not None
+    watch.feed(role([*prompt, 8, 9]))
+    return watch
 
 
 def rest_of_chat(ids, pieces, first_id, finish="stop"):
@@ -171,6 +211,145 @@ def test_nobody_tells_the_ids(path):
     watch.ids_are([], [], [])
     assert watch.rest() is None
     assert watch.barrier is Barrier.IDS
+
+
+@given(
+    st.lists(TEXTS, min_size=1, max_size=6),
+    st.lists(TEXTS, min_size=1, max_size=6),
+    st.data(),
+    st.sampled_from([*ASKED]),
+)
+def test_a_tool_call_of_who_goes_on_is_as_if_nothing_had_happened(pieces, arguments, data, path):
+    before, call_frames, prompt = written_with_a_call(path, pieces, arguments)
+    first = b"".join(before[: data.draw(st.integers(2, len(before)))])
+    watch = watch_of(path)
+    out, shown = watch.feed(first), watch.pieces
+    assert watch.broken(FAULT) == b""
+    watch.offer(OFFERED)
+    said = list(range(70, 70 + len(shown)))
+    watch.ids_are(prompt, said, [byte_level(text) for text in shown])
+    rest, _ = watch.rest()
+    body = json.loads(rest.body)
+    assert (body["tools"], body["tool_choice"]) == ([1], "auto")
+    token = 70 + len(shown)
+    chat = [role([*prompt, *said])]
+    for text in pieces[len(shown) :]:
+        chat.append(frame(text, [token]))
+    begins = {"index": 0, "id": "chatcmpl-tool-resp_1", "type": "function"}
+    chat.append(frame(None, [5], tool_calls=[begins | {"function": {"name": "look"}}]))
+    for place, part in enumerate(arguments):
+        ends = "tool_calls" if place + 1 == len(arguments) else None
+        chat.append(frame(None, [5], finish=ends, **calls((0, part, None))))
+    more = b"".join([*chat, b"data: [DONE]\n\n"])
+    chunk = data.draw(st.integers(1, 400))
+    for start in range(0, len(more), chunk):
+        out += watch.feed(more[start : start + chunk])
+    assert out + watch.close() == b"".join([*before, *call_frames])
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_several_calls_of_who_goes_on_are_told_one_after_the_other(path):
+    watch = gone_on(path)
+    out = watch.feed(frame("!", [5], **calls((0, '{"a":', "look"))))
+    out += watch.feed(frame(None, [5], **calls((0, "1}", None), (1, "", "run"), (1, "{}", None))))
+    out += watch.feed(frame(None, [5], finish="tool_calls")) + watch.close()
+    told = [json.loads(each.partition(b"data: ")[2]) for each in out.split(b"\n\n") if each]
+    assert watch.complete
+    if path == MESSAGES:
+        kinds = [(each["type"], each.get("index")) for each in told]
+        assert kinds == [
+            ("content_block_delta", 0),
+            ("content_block_stop", 0),
+            ("content_block_start", 1),
+            ("content_block_delta", 1),
+            ("content_block_delta", 1),
+            ("content_block_stop", 1),
+            ("content_block_start", 2),
+            ("content_block_delta", 2),
+            ("content_block_stop", 2),
+            ("message_delta", None),
+            ("message_stop", None),
+        ]
+        assert told[-2]["delta"]["stop_reason"] == "tool_use"
+    else:
+        text, first, second = told[-1]["response"]["output"]
+        assert text["content"][0]["text"] == "Once!"
+        assert (first["name"], first["arguments"]) == ("look", '{"a":1}')
+        assert (second["name"], second["arguments"]) == ("run", "{}")
+        assert len({text["id"], first["id"], second["id"]}) == 3
+        assert [each["sequence_number"] for each in told] == sorted(
+            each["sequence_number"] for each in told
+        )
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_text_behind_a_call_is_told_as_vllm_tells_it(path):
+    """In a message it waits until the call ends; in a response it ends the call."""
+    watch = gone_on(path)
+    out = watch.feed(frame(None, [5], **calls((0, "{}", "look"))))
+    out += watch.feed(frame("do", [5])) + watch.feed(frame("ne", [5]))
+    out += watch.feed(frame(None, [5], finish="stop")) + watch.close()
+    told = [json.loads(each.partition(b"data: ")[2]) for each in out.split(b"\n\n") if each]
+    if path == MESSAGES:
+        blocks = [each["content_block"]["type"] for each in told if "content_block" in each]
+        assert blocks == ["tool_use", "text"]
+        assert [each["delta"] for each in told if each["type"] == "content_block_delta"][-1] == {
+            "type": "text_delta",
+            "text": "done",
+        }
+        assert told[-2]["delta"]["stop_reason"] == "tool_use"
+    else:
+        output = told[-1]["response"]["output"]
+        assert [each["type"] for each in output] == ["message", "function_call", "message"]
+        assert [each["content"][0]["text"] for each in output[::2]] == ["Once", "done"]
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_a_call_that_the_limit_cut_short_is_told_as_cut(path):
+    watch = gone_on(path)
+    out = watch.feed(frame(None, [5], **calls((0, '{"a"', "look"))))
+    out += watch.feed(frame(None, [5], finish="length")) + watch.close()
+    last = json.loads(out.split(b"\n\n")[-3 if path == MESSAGES else -2].partition(b"data: ")[2])
+    if path == MESSAGES:
+        assert last["delta"]["stop_reason"] == "max_tokens"
+    else:
+        assert last["response"]["status"] == "incomplete"
+
+
+@pytest.mark.parametrize("path", ASKED)
+@pytest.mark.parametrize("odd", [(1, "{}", None), (0, "{}", None)])
+def test_arguments_of_no_call_end_the_stream(path, odd):
+    watch = gone_on(path)
+    if odd[0]:
+        watch.feed(frame(None, [5], **calls((0, "{}", "look"))))
+    assert b"could not be resumed" in watch.feed(frame(None, [5], **calls(odd)))
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_a_chunk_that_cannot_be_read_ends_the_stream(path):
+    watch = gone_on(path)
+    assert b"could not be resumed" in watch.feed(b'data: {"choices":[{"delta":5}]}\n\n')
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_arguments_that_are_too_long_end_the_stream(path):
+    watch = gone_on(path)
+    out = watch.feed(frame(None, [5], **calls((0, "{", "look"))))
+    for _ in range(1100):
+        out += watch.feed(frame(None, [5], **calls((0, "x" * 1000, None))))
+    assert b"could not be resumed" in out
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_what_a_parser_may_have_held_back_matters_only_where_one_looks_for_calls(path):
+    watch, _, _ = broken(path)
+    assert watch.marks == ()
+    watch.offer(OFFERED)
+    assert "<" in watch.marks
+    watch.offer(OFFERED | {"tool_choice": Raw(b'"none"')})
+    assert watch.marks == ()
+    watch.offer(None)
+    assert watch.barrier is Barrier.REQUEST
 
 
 @pytest.mark.parametrize("path", ASKED)
@@ -398,12 +577,14 @@ def test_a_message_delta_without_a_reason_is_no_abort():
 @pytest.mark.parametrize(
     ("path", "more"),
     [
-        (MESSAGES, {"tools": [{"name": "f", "input_schema": {}}]}),
+        (MESSAGES, {"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "any"}}),
+        (MESSAGES, {"tool_choice": {"type": "tool", "name": "f"}}),
         (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 2000}}),
         (MESSAGES, {"stop_sequences": ["x"]}),
         (MESSAGES, {"output_config": {"effort": "low"}}),
         (MESSAGES, {"vllm_xargs": {"a": 1}}),
-        (RESPONSES, {"tools": [{"type": "function", "name": "f"}]}),
+        (RESPONSES, {"tool_choice": "required"}),
+        (RESPONSES, {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}),
         (RESPONSES, {"text": {"format": {"type": "json_object"}}}),
         (RESPONSES, {"text": "x"}),
         (RESPONSES, {"text": [1]}),
@@ -429,6 +610,8 @@ def test_some_requests_are_not_gone_on_with(path, more):
     [
         (MESSAGES, {"system": "be kind", "top_k": 3, "metadata": {"user_id": "u"}, "tools": []}),
         (RESPONSES, {"text": {"format": {"type": "text"}}, "seed": 1, "temperature": 0}),
+        (MESSAGES, {"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "auto"}}),
+        (RESPONSES, {"tools": [{"type": "function", "name": "f"}], "tool_choice": "auto"}),
         (RESPONSES, {"instructions": "be kind", "reasoning": {"effort": "low"}, "store": False}),
     ],
 )

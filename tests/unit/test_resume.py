@@ -258,18 +258,18 @@ def test_one_that_lacks_its_usage_alone_gets_it_from_its_ids():
 
 def test_the_rest_is_asked_for_with_what_is_left_of_its_limits():
     reached = Reached([1, 2], [7, 8, 9])
-    asked, demand = rest_of(call(max_tokens=10, min_tokens=4), Demand(2, exact=False), reached)
+    asked, demand = rest_of(call(max_tokens=10, min_tokens=4), Demand(2, exact=False), reached, {})
     body = json.loads(asked.body)
     assert body["kv_transfer_params"] == {"prompt_token_ids": [1, 2, 7, 8, 9]}
     assert (body["min_tokens"], demand.max_new_tokens, demand.prompt_tokens) == (1, 7, 5)
-    asked, _ = rest_of(call(min_tokens="4"), Demand(2, exact=False), reached)
+    asked, _ = rest_of(call(min_tokens="4"), Demand(2, exact=False), reached, {})
     assert json.loads(asked.body)["min_tokens"] == 1, "it is read as vLLM reads it"
-    asked, _ = rest_of(call(Dialect.COMPLETIONS), Demand(2, exact=False), reached)
+    asked, _ = rest_of(call(Dialect.COMPLETIONS), Demand(2, exact=False), reached, {})
     assert json.loads(asked.body)["prompt"] == [1, 2, 7, 8, 9]
 
 
 def test_there_is_no_rest_of_what_reached_its_limit():
-    assert rest_of(call(max_tokens=3), Demand(2, exact=False), Reached([1], [7, 8, 9])) is None
+    assert rest_of(call(max_tokens=3), Demand(2, exact=False), Reached([1], [7, 8, 9]), {}) is None
 
 
 def test_what_was_said_before_counts_as_output_and_no_more_as_prompt():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.sim.ask import Control, parse_control
+from gateway.sim.steering import Control, parse_control
 from gateway.sim.text import detokenize, render_chat, reply_seed, reply_words, tokenize
 
 

@@ -1,0 +1,53 @@
+"""What tools a Messages or Responses request offers, as the chat has them that goes on with its stream.
+
+Source: vLLM 0.32, `entrypoints/anthropic/serving.py` and `openai/responses/utils.py`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from gateway.core.aio import beside
+from gateway.core.types import Call, Endpoint
+from gateway.counting.anthropic import chat_tools
+from gateway.counting.messages import Json, Unmodelled, flat_tools
+from gateway.wire.large import fields_at_hand
+from gateway.wire.objects import fields_of
+
+_NAMES: Final[tuple[str, ...]] = ("tools", "tool_choice", "parallel_tool_calls")
+# Of a response, the model is shown no others; two of these are not told as plain functions.
+_SHOWN: Final = ("function", "custom", "namespace")
+
+
+async def offers_of(call: Call) -> dict[str, Raw] | None:
+    """Return the fields of a chat that offer the same tools; None where that is not known.
+
+    Cancel: nothing is held.
+    """
+    read = partial(_read, call)
+    return read() if call.places is None else await beside(read)
+
+
+def _read(call: Call) -> dict[str, Raw] | None:
+    fields = fields_at_hand(call) if call.places is None else fields_of(call.body)
+    try:
+        given = {name: msgspec.json.decode(fields[name]) for name in _NAMES if name in fields}
+        told = _chosen(given, call.endpoint) if given.get("tools") else {}
+    except (Unmodelled, msgspec.DecodeError, RecursionError, AttributeError):
+        return None
+    return {name: Raw(msgspec.json.encode(value)) for name, value in told.items()}
+
+
+def _chosen(given: dict[str, Any], endpoint: Endpoint) -> Json:
+    choice = given.get("tool_choice")
+    if endpoint is Endpoint.MESSAGES:
+        one_by_one = choice is not None and choice.get("disable_parallel_tool_use")
+        return chat_tools(given) | ({"parallel_tool_calls": False} if one_by_one else {})
+    shown = [each for each in given["tools"] if each.get("type") in _SHOWN]
+    several = given.get("parallel_tool_calls")
+    more = {} if several is None else {"parallel_tool_calls": several}
+    return {"tools": flat_tools(shown), "tool_choice": choice or "auto"} | more if shown else {}

@@ -1,0 +1,136 @@
+"""The events of a message of Anthropic's, as vLLM 0.32 writes them (`entrypoints/anthropic/serving.py`). Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+
+from gateway.resume.retelling import (
+    MESSAGE_TEXT,
+    Event,
+    Strange,
+    all_at_once,
+    field_of,
+    frame_of,
+)
+
+
+class _TextDelta(msgspec.Struct, gc=False):
+    type: Literal["text_delta"]
+    text: str
+
+
+class _MessageText(msgspec.Struct, gc=False):
+    type: Literal["content_block_delta"]
+    index: Literal[0]
+    delta: _TextDelta
+
+
+_TEXTS: Final = msgspec.json.Decoder(list[_MessageText])
+
+
+class MessageTeller:
+    """Tells a message that has one text, and then tool calls."""
+
+    def __init__(self) -> None:
+        self.prompt_tokens: int | None = None
+        self._usage: dict[str, Any] = {}
+        self._block = ""  # the type of the block that is open
+        self._index = 0  # its place, or that of the next one
+        self._calls = False
+
+    @property
+    def begun(self) -> bool:
+        """See `Teller`."""
+        return self.prompt_tokens is not None
+
+    @property
+    def repeats_text(self) -> bool:
+        """Text behind a tool call waits for the end of its block."""
+        return self._block == "tool_use"
+
+    def texts(self, frames: bytes) -> list[str] | None:
+        """See `Teller`."""
+        told = all_at_once(frames, MESSAGE_TEXT, _TEXTS) if self._block else None
+        return None if told is None else [each.delta.text for each in told]
+
+    def take(self, event: Event) -> str:
+        """See `Teller`."""
+        match event.type:
+            case "message_start":
+                self._begin(event.message)
+            case "content_block_start" if not self._block and event.index == 0:
+                if field_of(event.content_block, "type") != "text":
+                    raise Strange
+                self._block = "text"
+            case "content_block_delta" if self._block:
+                text = field_of(event.delta, "text")
+                if field_of(event.delta, "type") != "text_delta" or not isinstance(text, str):
+                    raise Strange
+                return text
+            case "ping":
+                pass
+            case _:
+                raise Strange
+        return ""
+
+    def _begin(self, message: Any) -> None:
+        usage = field_of(message, "usage")
+        self._usage = usage if isinstance(usage, dict) else {}
+        parts = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+        counts = [self._usage.get(name) or 0 for name in parts]
+        if self.prompt_tokens is not None or not all(isinstance(each, int) for each in counts):
+            raise Strange
+        self.prompt_tokens = sum(counts)
+
+    def more(self, text: str) -> bytes:
+        """See `Teller`."""
+        return b"" if self._block == "tool_use" else self._shown(text)
+
+    def _shown(self, text: str) -> bytes:
+        start = b"" if self._block else self._start({"type": "text", "text": ""})
+        return start + self._delta({"type": "text_delta", "text": text})
+
+    def call(self, call_id: str, name: str, text: str) -> bytes:
+        """See `Teller`."""
+        closed, self._calls = self._closed(text), True
+        return closed + self._start({"type": "tool_use", "id": call_id, "name": name, "input": {}})
+
+    def arguments(self, part: str) -> bytes:
+        """See `Teller`."""
+        return self._delta({"type": "input_json_delta", "partial_json": part})
+
+    def end(self, finish: str, text: str, prompt_tokens: int, said_tokens: int) -> bytes:
+        """See `Teller`."""
+        reason = "tool_use" if self._calls else "end_turn"
+        delta = {
+            "stop_reason": "max_tokens" if finish == "length" else reason,
+            "stop_sequence": None,
+        }
+        usage = {"input_tokens": prompt_tokens} | self._usage | {"output_tokens": said_tokens}
+        closed = self._closed(text)
+        ended = _event("message_delta", delta=delta, usage=usage)
+        return closed + ended + _event("message_stop")
+
+    def _start(self, block: dict[str, Any]) -> bytes:
+        self._block = block["type"]
+        return _event("content_block_start", content_block=block, index=self._index)
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return _event("content_block_delta", delta=delta, index=self._index)
+
+    def _closed(self, text: str) -> bytes:
+        """Return the end of the open block; the text behind a tool call follows as a block of its own."""
+        block, self._block = self._block, ""
+        if not block:
+            return b""
+        closed = _event("content_block_stop", index=self._index)
+        self._index += 1
+        if block == "tool_use" and text:
+            return closed + self._shown(text) + self._closed("")
+        return closed
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return frame_of(kind, {"type": kind} | fields)

@@ -1,0 +1,181 @@
+"""The events of a response of OpenAI's, as vLLM 0.32 writes them (`openai/responses/streaming_events.py`). Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from gateway.resume.retelling import (
+    RESPONSE_TEXT,
+    Event,
+    Strange,
+    all_at_once,
+    field_of,
+    frame_of,
+)
+
+
+class _ResponseText(msgspec.Struct, gc=False):
+    type: Literal["response.output_text.delta"]
+    delta: str
+    sequence_number: int
+    logprobs: Annotated[list[Any], msgspec.Meta(max_length=0)]
+
+
+_TEXTS: Final = msgspec.json.Decoder(list[_ResponseText])
+
+
+class ResponseTeller:
+    """Tells a response that has a message with one text, and then tool calls and more of these."""
+
+    prompt_tokens: int | None = None  # told at its end only
+    repeats_text = True
+
+    def __init__(self) -> None:
+        self._response: dict[str, Any] = {}
+        self._item: dict[str, Any] = {}  # the one that is open
+        self._parted = False  # it is a message, and its text has begun
+        self._arguments: list[str] = []  # it is a tool call
+        self._output: list[dict[str, Any]] = []  # the items before it
+        self._sequence = -1
+
+    @property
+    def begun(self) -> bool:
+        """See `Teller`."""
+        return bool(self._response)
+
+    def texts(self, frames: bytes) -> list[str] | None:
+        """See `Teller`."""
+        told = all_at_once(frames, RESPONSE_TEXT, _TEXTS) if self._parted else None
+        if not told:
+            return None
+        self._sequence = told[-1].sequence_number
+        return [each.delta for each in told]
+
+    def take(self, event: Event) -> str:
+        """See `Teller`."""
+        self._sequence = event.sequence_number
+        match event.type:
+            case "response.created" if isinstance(event.response, dict):
+                self._response = event.response
+            case "response.in_progress":
+                pass
+            case "response.output_item.added" if not self._item:
+                if field_of(event.item, "type") != "message" or field_of(event.item, "content"):
+                    raise Strange
+                self._item = event.item
+            case "response.content_part.added" if self._item and not self._parted:
+                if field_of(event.part, "type") != "output_text":
+                    raise Strange
+                self._parted = True
+            case "response.output_text.delta" if self._parted and not event.logprobs:
+                if not isinstance(event.delta, str):
+                    raise Strange
+                return event.delta
+            case _:
+                raise Strange
+        return ""
+
+    def more(self, text: str) -> bytes:
+        """See `Teller`."""
+        closed = self._closed("") if self._is_call else b""
+        begun = b"" if self._item else self._announced()
+        part = (
+            b"" if self._parted else self._told("content_part.added", part=_part("", logprobs=[]))
+        )
+        self._parted = True
+        delta = self._told("output_text.delta", delta=text, logprobs=[])
+        return closed + begun + part + delta
+
+    def _announced(self) -> bytes:
+        item = {
+            "id": self._name("msg"),
+            "content": [],
+            "role": "assistant",
+            "status": "in_progress",
+        }
+        self._item = item | {"type": "message", "phase": None}
+        return self._event("output_item.added", item=self._item, output_index=len(self._output))
+
+    def _name(self, kind: str) -> str:
+        """Return a name for the next item: the response's own, and its place where it is not the first."""
+        name, place = str(self._response.get("id", "")).removeprefix("resp_"), len(self._output)
+        return f"{kind}_{name}{f'_{place}' if place else ''}"
+
+    @property
+    def _is_call(self) -> bool:
+        return self._item.get("type") == "function_call"
+
+    def call(self, call_id: str, name: str, text: str) -> bytes:
+        """See `Teller`."""
+        closed, self._arguments = self._closed(text), []
+        about = {"arguments": "", "call_id": call_id, "name": name, "type": "function_call"}
+        unused = {"async": None, "caller": None, "namespace": None}
+        self._item = about | {"id": self._name("fc")} | unused | {"status": "in_progress"}
+        added = self._event("output_item.added", item=self._item, output_index=len(self._output))
+        return closed + added
+
+    def arguments(self, part: str) -> bytes:
+        """See `Teller`."""
+        if not self._is_call:
+            raise Strange  # text came behind the call, and closed it
+        self._arguments.append(part)
+        return self._event("function_call_arguments.delta", delta=part, **self._place())
+
+    def _closed(self, text: str) -> bytes:
+        """Return the events that end the open item; all of its text is told again."""
+        if self._is_call:
+            item = self._item | {"arguments": "".join(self._arguments), "status": "completed"}
+            told = self._event(
+                "function_call_arguments.done", arguments=item["arguments"], **self._place()
+            )
+            name = b',"name":%b}\n\n' % msgspec.json.encode(item["name"])  # behind the type
+            told = told.removesuffix(b"}\n\n") + name
+        elif self._parted:
+            part = _part(text, logprobs=None)
+            told = self._told("output_text.done", logprobs=[], text=text)
+            told += self._told("content_part.done", part=part)
+            item = self._item | {"content": [part], "status": "completed"}
+        else:
+            return b""
+        told += self._event("output_item.done", item=item, output_index=len(self._output))
+        self._output.append(item)
+        self._item, self._parted = {}, False
+        return told
+
+    def end(self, finish: str, text: str, prompt_tokens: int, said_tokens: int) -> bytes:
+        """See `Teller`."""
+        ended, cut = self._closed(text), finish == "length"
+        unknown: dict[str, Any] = {"input_tokens_per_turn": [], "cached_tokens_per_turn": []}
+        made: dict[str, Any] = {"output_tokens_per_turn": [], "tool_output_tokens_per_turn": []}
+        response = self._response | {
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": self._output,
+            "status": "incomplete" if cut else "completed",
+            "usage": {
+                "input_tokens": prompt_tokens,
+                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0} | unknown,
+                "output_tokens": said_tokens,
+                "output_tokens_details": {"reasoning_tokens": 0, "tool_output_tokens": 0} | made,
+                "total_tokens": prompt_tokens + said_tokens,
+            },
+        }
+        return ended + self._event("completed", response=response)  # vLLM says so of cut ones, too
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._item.get("id"), "output_index": len(self._output)}
+
+    def _told(self, kind: str, **fields: Any) -> bytes:
+        return self._event(kind, **fields, content_index=0, **self._place())
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        self._sequence += 1
+        numbered = fields | {"sequence_number": self._sequence}
+        return frame_of(
+            f"response.{kind}", dict(sorted(numbered.items())) | {"type": f"response.{kind}"}
+        )
+
+
+def _part(text: str, *, logprobs: Any) -> dict[str, Any]:
+    return {"annotations": [], "text": text, "type": "output_text", "logprobs": logprobs}

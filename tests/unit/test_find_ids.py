@@ -1,0 +1,95 @@
+"""The ids of a message or response whose backend failed: other backends are asked, and nobody guesses."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from gateway.core.endings import Barrier
+from gateway.core.types import Phase
+from gateway.counting.ids import Tokens
+from gateway.ingress.measuring import Measuring
+from tests.unit.test_recited import ASKED, MESSAGES, broken, byte_level
+
+TOOLS = {
+    "/v1/messages": [{"name": "look", "input_schema": {"type": "object"}}],
+    "/v1/responses": [{"type": "function", "name": "look", "parameters": {"type": "object"}}],
+}
+
+
+class Tokenizer:
+    """Cuts a text into the longest of these tokens, else into characters."""
+
+    def __init__(self, *tokens):
+        self._tokens = sorted(tokens, key=len, reverse=True)
+        self.asked = []
+
+    async def tokens_of(self, text, route, backends):
+        self.asked.append(text)
+        found, left = [], text
+        while left:
+            token = next((each for each in self._tokens if left.startswith(each)), left[0])
+            found.append(token)
+            left = left[len(token) :]
+        ids = [hash(each) & 0xFFFF for each in found]
+        return Tokens(ids, [byte_level(each) for each in found])
+
+
+def asked_by(watch, prompt, tokenizer):
+    """Have a stream that broke off ask for its ids."""
+    failed, other = (
+        SimpleNamespace(id=name, phase=Phase.READY, plain=False, in_flight=0) for name in "ab"
+    )
+
+    async def prompt_ids(call, route, backends):
+        return prompt
+
+    async def read_ids(call, route, backend, salt):
+        return prompt
+
+    counters = SimpleNamespace(
+        tokens_of=tokenizer.tokens_of, prompt_ids=prompt_ids, read_ids=read_ids
+    )
+    settings = SimpleNamespace(counters=counters)
+    table = SimpleNamespace(backends=lambda pool: [failed, other])
+    ask = SimpleNamespace(route=SimpleNamespace(pool="m", tenants_apart=False), tried={"a": 1.0})
+    measuring = Measuring(table, SimpleNamespace())
+    assert asyncio.run(measuring.find_way(settings, ask, watch)) is None
+
+
+@pytest.mark.parametrize("path", ASKED)
+@pytest.mark.parametrize("merged", ["ce<", "ce["])
+def test_nobody_goes_on_where_the_last_token_may_have_begun_a_call(path, merged):
+    """The model may have written `ce<` in one token, of which a parser held back the end."""
+    watch, _, prompt = broken(path, tools=TOOLS[path])
+    asked_by(watch, prompt, Tokenizer("On", "ce", merged))
+    assert watch.rest() is None
+    assert watch.barrier is Barrier.IDS
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_else_somebody_does(path):
+    watch, _, prompt = broken(path, tools=TOOLS[path])
+    tokenizer = Tokenizer("On", "ce", "<tool")
+    asked_by(watch, prompt, tokenizer)
+    assert watch.rest() is not None
+    assert tokenizer.asked == ["Once", "Once<", "Once["]
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_without_tools_nothing_is_held_back(path):
+    watch, _, prompt = broken(path)
+    tokenizer = Tokenizer("On", "ce", "ce<")
+    asked_by(watch, prompt, tokenizer)
+    assert watch.rest() is not None
+    assert tokenizer.asked == ["Once"]
+
+
+@pytest.mark.parametrize("path", [MESSAGES])
+def test_tools_that_nobody_knows_bar_a_stream_before_anybody_is_asked(path):
+    watch, _, prompt = broken(path, tools=[{"type": "web_search_20250305", "name": "web_search"}])
+    tokenizer = Tokenizer()
+    asked_by(watch, prompt, tokenizer)
+    assert watch.rest() is None
+    assert watch.barrier is Barrier.REQUEST
+    assert tokenizer.asked == []
