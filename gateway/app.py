@@ -93,8 +93,7 @@ def build(
         ConfigError: the keys file is unusable.
     """
     config = loaded.config
-    clock = clock or SystemClock()
-    table = PoolTable(clock)
+    table = PoolTable(clock := clock or SystemClock())
     store, link = shared_store(config, clock, group)
     client = Client(
         connect_s=config.timeouts.connect,
@@ -119,6 +118,7 @@ def build(
             adapter_load_s=lambda: adapters.load_s(),
             gpus=lambda: gpus.seen,
             bodies=lambda: handler.bodies.filled(handler.settings.config.limits),
+            kept_bodies=lambda: handler.passing.keeping.held_bytes,
             log_dropped=lambda: outlet.dropped,
             sums=lambda: {
                 TENANT_TOKENS.name: accounts.by_tenant,

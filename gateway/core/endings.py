@@ -52,6 +52,7 @@ class Barrier(Enum):
     REPLY = "reply"  # a tool call, half a frame, or reasoning beside stop strings
     SEAM = "seam"  # what was drawn by chance was shown beyond the last place to go on
     IDS = "ids"  # nobody could tell for sure the token ids of what was shown (Messages, Responses)
+    BODY = "body"  # there was no room to keep its large body (Messages, Responses)
     STRAYED = "strayed"  # another backend began anew, or did not say again what was shown
     FAILURES = "failures"  # three backends failed
     NO_BACKEND = "no_backend"  # there was none to go on

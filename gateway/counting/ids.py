@@ -8,16 +8,17 @@ reads the prompt. Models in OpenAI's harmony format tell no ids there.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import Raw, structs
 
 from gateway.core.types import Call, Endpoint
-from gateway.counting.tokens import Asker, prepared
+from gateway.counting.tokens import Asker, countable, off_loop
 from gateway.wire.calls import ENDPOINTS, upstream_body
 from gateway.wire.large import fields_at_hand
-from gateway.wire.objects import decode_or_none
+from gateway.wire.objects import decode_or_none, fields_of
 from gateway.wire.vllm import tokenize_request
 
 _WITHIN_S: Final = 10.0  # where nobody tells, a stream ends; an engine may have to read a prompt
@@ -65,14 +66,21 @@ async def read_ids(
         OSError: the backend failed meanwhile, or was silent.
     Cancel: the request is dropped.
     """
-    fields = fields_at_hand(call) | _ONE_TOKEN
-    asked = structs.replace(call, stream=False, fields=fields, body=msgspec.json.encode(fields))
-    body = upstream_body(asked, served_model=served_model, inject_usage=False, salt=salt)
+    body = await off_loop(call, partial(_for_one_token, call, served_model, salt))
     status, reply = await asker.post(_RESPONSES, body, timeout_s=_WITHIN_S)
     if status >= 500:
         raise OSError(f"http_{status}")
     told = decode_or_none(_RESPONSE, reply) if status == 200 else None
     return told.input_messages[0].tokens if told and len(told.input_messages) == 1 else None
+
+
+def _for_one_token(
+    call: Call, served_model: str, salt: Callable[[str | None], str] | None
+) -> bytes:
+    fields = (fields_at_hand(call) if call.places is None else fields_of(call.body)) | _ONE_TOKEN
+    body = msgspec.json.encode(fields)
+    asked = structs.replace(call, stream=False, fields=fields, body=body, places=None)
+    return upstream_body(asked, served_model=served_model, inject_usage=False, salt=salt)
 
 
 async def prompt_ids(asker: Asker, served_model: str, *, call: Call) -> list[int] | None:
@@ -81,10 +89,14 @@ async def prompt_ids(asker: Asker, served_model: str, *, call: Call) -> list[int
     It is asked about the chat that the request becomes. Nothing proves that it is the same one.
     Cancel: the request is dropped.
     """
-    chat = await prepared(call)
-    body = None if chat is None else tokenize_request(chat, served_model)
+    body = await off_loop(call, partial(_to_tokenize, call, served_model))
     told = None if body is None else await _tokenized(asker, body)
     return None if told is None else told.tokens
+
+
+def _to_tokenize(call: Call, served_model: str) -> bytes | None:
+    chat = countable(call)
+    return None if chat is None else tokenize_request(chat, served_model)
 
 
 async def tokens_of(asker: Asker, served_model: str, *, text: str) -> Tokens | None:

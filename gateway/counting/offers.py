@@ -11,10 +11,10 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from gateway.core.aio import beside
 from gateway.core.types import Call, Endpoint
 from gateway.counting.anthropic import chat_tools
 from gateway.counting.messages import Json, Unmodelled, flat_tools
+from gateway.counting.tokens import off_loop
 from gateway.wire.large import fields_at_hand
 from gateway.wire.objects import fields_of
 
@@ -28,8 +28,7 @@ async def offers_of(call: Call) -> dict[str, Raw] | None:
 
     Cancel: nothing is held.
     """
-    read = partial(_read, call)
-    return read() if call.places is None else await beside(read)
+    return await off_loop(call, partial(_read, call))
 
 
 def _read(call: Call) -> dict[str, Raw] | None:

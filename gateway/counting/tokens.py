@@ -248,7 +248,10 @@ class BackendCounter:
             return call.prompt_token_ids
         if time.monotonic() < self._absent_until:
             return None
-        path, body = "/tokenize", await _beside(call, partial(tokenize_request, call, served_model))
+        path, body = (
+            "/tokenize",
+            await off_loop(call, partial(tokenize_request, call, served_model)),
+        )
         if call.endpoint is Endpoint.MESSAGES:
             path = "/v1/messages/count_tokens"
             body = upstream_body(call, served_model=served_model, inject_usage=False)
@@ -288,11 +291,14 @@ async def prepared(call: Call) -> Call | None:
     """
     if len(call.body) > MAX_BODY_BYTES:
         return None
-    return await _beside(call, partial(countable, call))
+    return await off_loop(call, partial(countable, call))
 
 
-async def _beside(call: Call, work: Callable[[], Prepared]) -> Prepared:
-    """Do work that takes a body apart: of a large one beside the loop."""
+async def off_loop(call: Call, work: Callable[[], Prepared]) -> Prepared:
+    """Do work that takes a body apart: of a large one beside the loop.
+
+    Cancel: the work is done to its end.
+    """
     return work() if call.places is None else await beside(work)
 
 

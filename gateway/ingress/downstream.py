@@ -24,6 +24,7 @@ from gateway.ingress.bodies import Hold
 from gateway.ingress.body import Body
 from gateway.ingress.gathering import Gathering
 from gateway.ingress.heads import CLIENT_ID
+from gateway.ingress.keeping import Kept
 from gateway.ingress.upload import Upload
 from gateway.pools.losses import Fingerprint
 from gateway.resume.stream import TrailedStream
@@ -56,7 +57,7 @@ class Downstream:
     __slots__ = (
         "_announced_bytes", "_dropped", "_event_stream", "_http11", "_protocol", "_told_bytes", "_transport", "asked",
         "body", "body_complete", "bytes_out", "cors_lines", "extra_headers", "fields", "fingerprint", "gathering",
-        "gone", "headers", "hold", "id", "keep_alive", "received_at", "record", "relay", "response_complete",
+        "gone", "headers", "hold", "id", "keep_alive", "kept", "received_at", "record", "relay", "response_complete",
         "spec", "started", "started_at", "stopped_by", "takes_chunks", "task", "trailed", "upload",
         "write_chunk", "writing_paused",
     )  # fmt: skip
@@ -85,6 +86,7 @@ class Downstream:
             whole is not None
         )  # all was read, so the connection may carry another request
         self.hold: Hold | None = None  # the room of a large body
+        self.kept: Kept | None = None  # the body, as long as its stream may need it
         self._dropped = False
         self.upload: Upload | None = None
         self.takes_chunks = False
@@ -180,6 +182,13 @@ class Downstream:
             self._dropped = True
             self.body.take()
             hold.release()
+
+    def forget_stream(self) -> None:
+        """Give up what is kept to go on with its stream."""
+        kept, self.kept = self.kept, None
+        if kept is not None:
+            kept.release()
+            self.trailed = None
 
     def open_upload(self, limit_bytes: int, timeout_s: float) -> Upload:
         """Take the body as a form that is sent on as it comes; the request closes it.

@@ -177,6 +177,8 @@ class Handler:
                 let_go(ask)
             if down.hold is not None:
                 down.drop_body()
+            if down.kept is not None:
+                down.forget_stream()
             if down.upload is not None:
                 record.stream = down.upload.form.stream  # the field may come after the file
                 down.upload.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -13,21 +13,23 @@ from msgspec import structs
 from gateway.config.models import Resume
 from gateway.core.aio import Clock
 from gateway.core.endings import Ending
-from gateway.core.types import Ask, Outcome, RequestRecord, Slot, TrafficFailed, TrafficOk
+from gateway.core.types import Ask, Call, Outcome, RequestRecord, Slot, TrafficFailed, TrafficOk
 from gateway.ingress.answers import answer, answered_late, own_headers, unfit, used, watch_over
 from gateway.ingress.downstream import Downstream
 from gateway.ingress.gathering import Gathering
+from gateway.ingress.keeping import Keeping
 from gateway.ingress.leaving import Leaving
 from gateway.ingress.settings import GoingOn, Settings
 from gateway.observe.ledger import Ledger
 from gateway.pools.table import Backend, PoolTable
 from gateway.resume.recited import RecitedStream
-from gateway.resume.rules import may_recite, may_trail
+from gateway.resume.rules import may_go_on, may_recite, may_trail
 from gateway.resume.stream import TrailedStream
 from gateway.resume.whole import as_stream
 from gateway.upstream.relay import Relay
 from gateway.upstream.reply import Reply
 from gateway.upstream.watch import Watch
+from gateway.wire.large import fields_at_hand
 
 # Looked up once: 0.15 us before Python 3.12.
 _EXACT, _TEXT, _OFF, _OK = Resume.EXACT, Resume.TEXT, Resume.OFF, Outcome.OK
@@ -42,6 +44,7 @@ class Passing:
     ledger: Ledger
     leaving: Leaving
     clock: Clock
+    keeping: Keeping = field(default_factory=Keeping)
 
     def keep_trail(self, going_on: Mapping[str, GoingOn], ask: Ask) -> None:
         """Have the backend tell what another one needs to go on with the stream, if one could.
@@ -77,7 +80,8 @@ class Passing:
             by_text = how is _TEXT and not ask.call.tells_ids and self._trails(_TEXT, ask) is _TEXT
             recites = how is _EXACT and not backend.plain and may_recite(ask.call)
             if recites and self._several(ask):
-                down.trailed = RecitedStream(ask.call, ask.demand, request_id=down.id, veil=veil)
+                call = self._kept(down, ask.call)
+                down.trailed = RecitedStream(call, ask.demand, request_id=down.id, veil=veil)
                 return down.trailed
             down.trailed = (
                 TrailedStream(ask.call, ask.demand, request_id=down.id, veil=veil, by_text=by_text)
@@ -85,6 +89,15 @@ class Passing:
                 else None
             )
         return down.trailed
+
+    def _kept(self, down: Downstream, call: Call) -> Call:
+        """Return a call with all of its body, as long as its stream runs; without one where there is no room."""
+        if call.places is None:
+            return call
+        if not may_go_on(call):  # its small fields say why
+            return structs.replace(call, body=b"{}", fields=fields_at_hand(call), places=None)
+        down.kept = down.kept or self.keeping.keep(call)
+        return structs.replace(call, body=b"") if down.kept is None else down.kept.call
 
     async def relay(  # noqa: PLR0913 - a reply, and all that it is judged by
         self,

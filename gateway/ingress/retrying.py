@@ -181,12 +181,13 @@ class Retrying:
 
         `sent_at` is when it was sent there, if that was no attempt. Cancel: nothing is held.
         """
-        call, caller, sent_at = down.asked, record.caller, sent_at or record.sent_at
+        call = down.asked if down.kept is None else down.kept.call
+        caller, sent_at = record.caller, sent_at or record.sent_at
         if call is None or caller is None or sent_at is None:
             return None
         if not may_be_a_death(backend, ending):
             return None
-        if not down.body_at_hand or down.upload is not None:
+        if not (down.body_at_hand or down.kept) or down.upload is not None:
             return None
         down.fingerprint = of = down.fingerprint or await self._fingerprint(call, caller.tenant)
         said = 0 if record.usage is None else record.usage.completion_tokens

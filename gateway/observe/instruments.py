@@ -311,6 +311,10 @@ BODY_BYTES: Final = gauge(
 BODY_BYTES_LIMIT: Final = gauge(
     "gateway_request_body_limit_bytes", "Most bytes that request bodies may hold together."
 )
+KEPT_BODY_BYTES: Final = gauge(
+    "gateway_kept_body_bytes",
+    "Bytes of large bodies that are kept so that another backend can go on with their streams; at most 64 MiB.",
+)
 LOOP_LAG: Final = histogram(
     "gateway_event_loop_lag_seconds", LAG_BUCKETS, "How late the event loop runs its timers."
 )

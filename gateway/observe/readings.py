@@ -100,6 +100,7 @@ class Readings:
     adapter_load_s: Callable[[], Mapping[tuple[str, ...], float]] = dict  # by pool: of all loads
     gpus: Callable[[], Mapping[str, Sequence[GpuLoad]]] = dict  # by backend: `pool/name`
     bodies: Callable[[], tuple[int, int]] = lambda: (0, 0)  # bytes held, and most that may be
+    kept_bodies: Callable[[], int] = lambda: 0  # bytes
     log_dropped: Callable[[], int] = int
     # Counters that others keep: their labels and values by the name of the metric.
     sums: Callable[[], Mapping[str, Mapping[tuple[str, ...], float]]] = dict

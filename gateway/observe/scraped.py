@@ -77,6 +77,7 @@ def read_gauges(values: Values, readings: Readings, now: float) -> None:
     values[table.CONNECTIONS_SHED.name].update({(reason,): shed[reason] for reason in shed})
     bodies, most = values[table.BODY_BYTES.name], values[table.BODY_BYTES_LIMIT.name]
     bodies[()], most[()] = readings.bodies()
+    values[table.KEPT_BODY_BYTES.name][()] = readings.kept_bodies()
     values[table.ACCESS_LOG_DROPPED.name][()] = readings.log_dropped()
     for name, sums in readings.sums().items():
         values[name].update(sums)

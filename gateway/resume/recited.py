@@ -35,7 +35,10 @@ _BEGINS_CALLS: Final = ("<", "[")
 
 
 class RecitedStream(TrailedStream):
-    """Looks on as a `TrailedStream` does. It does not leave a drained backend: its ids are not known there."""
+    """Looks on as a `TrailedStream` does. It does not leave a drained backend: its ids are not known there.
+
+    The call that it is made with has all of its body. Without any nobody can go on.
+    """
 
     __slots__ = ("_failed_here", "_held_end", "_passes")
     trail: Recital
@@ -120,6 +123,9 @@ class RecitedStream(TrailedStream):
     def may_leave(self) -> bool:
         """Never: whoever leaves has to know where to go on."""
         return False
+
+    def _barrier(self) -> Barrier | None:
+        return super()._barrier() if self.call.body else Barrier.BODY
 
     def _ours(self, frame: bytes) -> bytes:
         if self._reached is not None:

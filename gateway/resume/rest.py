@@ -26,8 +26,11 @@ from gateway.wire.lax import number_of
 
 
 def kept(call: Call) -> Call:
-    """Return what is kept of a call for the rest of its stream: of a large body only its small fields."""
-    if call.places is None:
+    """Return what is kept of a call for the rest of its stream: of a large body only its small fields.
+
+    Of a message or response all of it, as the ids of its prompt have to be asked for.
+    """
+    if call.places is None or call.dialect in RECITED:
         return call
     fields = fields_at_hand(call)
     if call.dialect is Dialect.CHAT:  # the ids stand for it

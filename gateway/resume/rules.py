@@ -95,6 +95,7 @@ _HARMLESS_THERE: Final = frozenset(
     }
 )
 _LOGPROBS: Final = "message.output_text.logprobs"  # vLLM takes no notice of others
+_UNREAD_THERE: Final = frozenset({"messages", "system", "input", "instructions", "tools"})
 _UNSET_THERE: Final = frozenset(
     {
         *("stop", "stop_sequences", "background", "previous_response_id"),
@@ -125,7 +126,7 @@ _BY_VALUE_THERE: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], bool]]] =
 
 def may_recite(call: Call) -> bool:
     """Whether to keep the text of this stream: its dialect reports no ids, so only the text can be resumed from."""
-    return call.dialect in RECITED and call.stream and call.places is None
+    return call.dialect in RECITED and call.stream
 
 
 def may_trail(call: Call) -> bool:
@@ -171,13 +172,13 @@ def may_go_on(call: Call) -> bool:
     recited = call.dialect in RECITED
     harmless = _HARMLESS_THERE if recited else _HARMLESS | _LARGE
     by_value = _BY_VALUE_THERE if recited else _BY_VALUE
-    body = {
-        name: msgspec.json.decode(raw)
-        for name, raw in fields_at_hand(call).items()
-        if name not in _LONGEST
-    }
-    doubtful = [name for name in body if name not in harmless]
-    return all(name in by_value and by_value[name](body[name], body) for name in doubtful)
+    unread = _UNREAD_THERE if recited else _LONGEST
+    fields = fields_at_hand(call)
+    body = {name: msgspec.json.decode(raw) for name, raw in fields.items() if name not in unread}
+    doubtful = (fields.keys() | (call.places or {}).keys()) - harmless
+    return all(
+        name in by_value and name in body and by_value[name](body[name], body) for name in doubtful
+    )
 
 
 def joins(call: Call, tail: str, again: str) -> bool:

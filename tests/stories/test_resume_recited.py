@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.core.types import Call, Dialect, Endpoint
 from gateway.sim.server import SimConfig
 from tests.stories.support import gateway, story
 from tests.stories.test_resume import CUTS, THREE
@@ -401,14 +402,21 @@ def test_where_the_limit_was_reached_nothing_is_left_to_go_on_with(path):
 
 
 @pytest.mark.parametrize(
-    ("path", "prefill_tokens_per_s"), [(MESSAGES, 20_000.0), (RESPONSES, 50.0)]
+    ("path", "prefill_tokens_per_s", "said"),
+    [
+        (MESSAGES, 20_000.0, ""),
+        (RESPONSES, 50.0, ""),
+        (MESSAGES, 1_000_000.0, "tell me " * 10_000),
+        (RESPONSES, 50_000.0, "tell me " * 10_000),
+    ],
 )
-def test_it_does_not_take_the_whole_pool_with_it(path, prefill_tokens_per_s):
+def test_it_does_not_take_the_whole_pool_with_it(path, prefill_tokens_per_s, said):
     """Each server dies as it works on it; to read its prompt for the token ids is work, too."""
 
     @story
     async def check():
-        slow = replace(SIM, decode_step_s=0.02, prefill_tokens_per_s=prefill_tokens_per_s)
+        pace = {"decode_step_s": 0.02, "prefill_tokens_per_s": prefill_tokens_per_s}
+        slow = replace(SIM, max_model_len=65536, max_batched_tokens=65536, **pace)
         async with gateway(slow, slow, slow, slow) as world:
             down, begins_s = [], 0.2
 
@@ -424,6 +432,12 @@ def test_it_does_not_take_the_whole_pool_with_it(path, prefill_tokens_per_s):
             async with asyncio.TaskGroup() as group:
                 kills = group.create_task(killer())
                 body = {"model": "m", "stream": True, **ASKED[path]}
+                if said:
+                    body |= {
+                        "messages" if path == MESSAGES else "input": [
+                            {"role": "user", "content": said}
+                        ]
+                    }
                 limit = {each: 200 for each in body if each.startswith("max_")}
                 reply = await world.http.post(path, json=body | limit)
                 kills.cancel()
@@ -431,5 +445,91 @@ def test_it_does_not_take_the_whole_pool_with_it(path, prefill_tokens_per_s):
             told = events(reply.content)[-1]
             assert told["type"] == "error"
             assert "two servers crashed" in json.dumps(told)
+
+    check()
+
+
+def large(path):
+    """Return a body above 64 KiB, most of which are tools and what was said before."""
+    field = "messages" if path == MESSAGES else "input"
+    tools = [
+        tool | {"name": f"{tool['name']}_{number}", "description": "it looks this up " * 500}
+        for number in range(10)
+        for tool in TOOLS[path]
+    ]
+    text = "a long prompt " * 3000 + "[[sim:call=6]]"
+    return {field: [{"role": "user", "content": text}], "tools": tools}
+
+
+def filled(keeping):
+    """Fill all room for kept bodies."""
+    other = Call(Endpoint.MESSAGES, Dialect.MESSAGES, "m", True, b"x" * 2**23, places={})
+    while keeping.keep(other) is not None:
+        pass
+
+
+LONG = replace(SIM, max_model_len=65536)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("cut", ["reset_after:2", "error_frame_after:6"])
+def test_a_stream_of_a_large_body_goes_on_too(path, cut):
+    @story
+    async def check():
+        asked = large(path)
+        assert len(json.dumps(asked)) > 100_000
+        async with gateway(LONG, LONG, access=True) as world:
+            keeping = world.process.handler.passing.keeping
+            whole = await read(world, path, **asked)
+            resumed = await read(world, path, cut, **asked)
+            assert anonymous(resumed) == anonymous(whole)
+            await world.settled()
+            assert [each["resumed"] for each in world.access_lines()] == [0, 1]
+            assert keeping.held_bytes == 0
+
+    check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_large_body_is_kept_as_long_as_its_stream_runs(path):
+    @story
+    async def check():
+        async with gateway(LONG, LONG) as world:
+            keeping = world.process.handler.passing.keeping
+            world.sims[0].inject("stall_after:3")
+            world.sims[1].inject("stall_after:3")
+            body = {"model": "m", "stream": True, **ASKED[path], **large(path)}
+            async with world.http.stream("POST", path, json=body) as reply:
+                await anext(reply.aiter_raw())
+                await world.until(lambda: keeping.held_bytes > 0)
+                assert keeping.held_bytes > 100_000
+                page = await world.metrics()
+                assert f"gateway_kept_body_bytes {float(keeping.held_bytes)}" in page
+            await world.until(lambda: keeping.held_bytes == 0)
+
+    check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_where_there_is_no_room_for_a_large_body_its_stream_ends_with_an_error(path):
+    @story
+    async def check():
+        async with gateway(LONG, LONG, access=True) as world:
+            keeping = world.process.handler.passing.keeping
+            filled(keeping)
+            await ends_with_an_error(world, path, "reset_after:2", "body", **large(path))
+
+    check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_of_a_large_body_that_nobody_could_go_on_with_nothing_is_kept(path):
+    @story
+    async def check():
+        async with gateway(LONG, LONG, access=True) as world:
+            forced = large(path) | {"tool_choice": FORCED[path]}
+            keeping = world.process.handler.passing.keeping
+            filled(keeping)
+            await ends_with_an_error(world, path, "reset_after:2", "request", **forced)
 
     check()

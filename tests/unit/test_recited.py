@@ -621,9 +621,8 @@ def test_others_are(path, more):
     assert may_go_on(asked)
 
 
-def test_a_body_that_was_not_taken_apart_or_asks_for_no_stream_is_not_kept():
+def test_what_asks_for_no_stream_is_not_kept():
     asked = call(MESSAGES)
-    assert not may_recite(structs.replace(asked, places={}))
     assert not may_recite(structs.replace(asked, stream=False))
 
 
