@@ -101,12 +101,14 @@ class MessageTeller:
         """See `Teller`."""
         return self._delta({"type": "input_json_delta", "partial_json": part})
 
-    def end(self, finish: str, text: str, prompt_tokens: int, said_tokens: int) -> bytes:
+    def end(
+        self, finish: str, stop: str | None, text: str, prompt_tokens: int, said_tokens: int
+    ) -> bytes:
         """See `Teller`."""
-        reason = "tool_use" if self._calls else "end_turn"
+        reason = "tool_use" if self._calls else "end_turn" if stop is None else "stop_sequence"
         delta = {
             "stop_reason": "max_tokens" if finish == "length" else reason,
-            "stop_sequence": None,
+            "stop_sequence": stop,
         }
         usage = {"input_tokens": prompt_tokens} | self._usage | {"output_tokens": said_tokens}
         closed = self._closed(text)

@@ -9,6 +9,10 @@ text cuts it into tokens again:
 
 Where a frame has one token, that proves which one. Where it has several, they are cut as the tokenizer
 cuts them.
+
+An engine that looks for stop strings holds back as many characters as the longest has, but one (`resume.seam`).
+So a token ends that many characters behind the end of each frame, as far as that was shown. Another backend
+goes on behind the last of these, and says again what was shown beyond it.
 """
 
 from __future__ import annotations
@@ -28,22 +32,38 @@ _BYTES: Final = {chr(each): each for each in _SEEN} | {
 }
 
 
-def fits(pieces: Sequence[str], tokens: Sequence[str]) -> bool:
-    """Whether tokens are the text of all pieces, and each piece ends with a token.
+def ends_of(pieces: Sequence[str], held_back_chars: int = 0) -> list[int]:
+    """Return where in the text of all pieces tokens ended, in characters."""
+    shown = sum(map(len, pieces))
+    ends = (end + held_back_chars for end in accumulate(map(len, pieces)))
+    return [end for end in ends if end <= shown]
 
-    `tokens` are written as a tokenizer writes them: byte by byte, or with a mark for each space.
+
+def fits(pieces: Sequence[str], tokens: Sequence[str], held_back_chars: int = 0) -> int | None:
+    """Return how many tokens end where another backend can go on; None: these are not proven to be the tokens.
+
+    They are, if they are the text of all pieces, and end wherever one ended. They are written as a tokenizer
+    writes them: byte by byte, or with a mark for each space.
     """
     text = "".join(pieces)
     if _NO_TEXT in text:
-        return False
+        return None
     whole = text.encode()
-    ends = set(accumulate(len(piece.encode()) for piece in pieces))
+    ends = {0, *_in_bytes(text, ends_of(pieces, held_back_chars))}
     for read in (_byte_level, _marked):
         spelled = [read(each) for each in tokens]
         known = [each for each in spelled if each is not None]
         if len(known) == len(spelled) and b"".join(known) == whole:
-            return ends <= {0, *accumulate(map(len, known))}
-    return False
+            places = [0, *accumulate(map(len, known))]
+            return places.index(max(ends)) if ends <= {*places} else None
+    return None
+
+
+def _in_bytes(text: str, ends: Sequence[int]) -> list[int]:
+    if text.isascii():
+        return [*ends]
+    sizes = [0, *accumulate(len(each.encode()) for each in text)]
+    return [sizes[each] for each in ends]
 
 
 def _byte_level(token: str) -> bytes | None:

@@ -11,13 +11,13 @@ than its text from then on.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from gateway.core.types import Dialect
 from gateway.resume.messageteller import MessageTeller
-from gateway.resume.pieces import fits
+from gateway.resume.pieces import ends_of, fits
 from gateway.resume.responseteller import ResponseTeller
 from gateway.resume.retelling import EVENT, Strange, Teller
 from gateway.resume.trail import Reached, shown_by_chat
@@ -58,6 +58,7 @@ class _Delta(msgspec.Struct):
 class _Choice(msgspec.Struct):
     delta: _Delta = msgspec.field(default_factory=_Delta)
     finish_reason: str | None = None
+    stop_reason: Any = None
     token_ids: list[int] | None = None
 
 
@@ -72,20 +73,23 @@ _CHUNK: Final = msgspec.json.Decoder(_Chunk)
 class Recital:
     """The reply of one stream, as far as it has come. Its owner hands it every read, as to a `Trail`."""
 
-    again: Final = ""  # nothing is said again
-    tail: Final = ""  # stop strings bar a request
     kind: Final = ""
     reasoned: Final = False
     shows = staticmethod(shown_by_chat)  # the rest always comes as chat chunks
 
     __slots__ = (
-        "_arguments_bytes", "_call", "_given", "_pieces", "_reached", "_shape", "_told_tokens", "_unread",
-        "lost", "may_call", "proven", "strayed", "teller",
+        "_arguments_bytes", "_call", "_given", "_held_back", "_pieces", "_reached", "_shape", "_told_tokens", "_unread",
+        "left", "lost", "may_call", "proven", "strayed", "teller",
     )  # fmt: skip
 
-    def __init__(self, dialect: Dialect, shape: Shape) -> None:
-        """`shape` is what the watch learns of the stream's frames."""
+    def __init__(self, dialect: Dialect, shape: Shape, held_back_chars: int = 0) -> None:
+        """`shape` is what the watch learns of the stream's frames.
+
+        `held_back_chars` is how much the engine keeps back, to look for stop strings in it.
+        """
         self._shape = shape
+        self._held_back = held_back_chars
+        self.left = ""  # of what is said again: it was shown before
         self.teller: Teller = MessageTeller() if dialect is Dialect.MESSAGES else ResponseTeller()
         self.may_call = False  # who goes on may call tools
         self.proven = True  # who writes now has told that its prompt is the right one
@@ -153,6 +157,10 @@ class Recital:
     def leads_on(self) -> bool:
         """Whether another backend could go on from where it is, if somebody tells its token ids."""
         self._read()
+        if (
+            self._held_back and self._given is not None
+        ):  # where its tokens ended is not known any more
+            return False
         return self.teller.begun and self._call is None and not (self.lost or self.strayed)
 
     @property
@@ -166,12 +174,26 @@ class Recital:
         """How many tokens of the reply were said, or fewer: a frame may have several."""
         return len(self.pieces)
 
+    @property
+    def again(self) -> str:
+        """What was shown beyond the last place to go on, and will be said again."""
+        if not self._held_back:
+            return ""
+        pieces = self.pieces
+        return "".join(pieces)[max(ends_of(pieces, self._held_back), default=0) :]
+
+    @property
+    def tail(self) -> str:
+        """The last characters that were shown, as many as a part of a stop string can have."""
+        return "".join(self.pieces)[-self._held_back :] if self._held_back else ""
+
     def ids_are(self, prompt: list[int], reply: list[int], tokens: list[str]) -> bool:
         """Take the ids of the prompt and of what was shown, if they are proven; `tokens` are the reply's as text."""
         told = self.teller.prompt_tokens
         proven = told in (None, len(prompt)) and bool(prompt) and len(reply) == len(tokens)
-        if proven and fits(self.pieces, tokens):
-            self._reached = Reached(prompt, reply)
+        seam = fits(self.pieces, tokens, self._held_back) if proven else None
+        if seam is not None:
+            self._reached = Reached(prompt, reply[:seam], self.again)
         return self._reached is not None
 
     def reached(self) -> Reached | None:
@@ -181,6 +203,7 @@ class Recital:
     def go_back(self, reached: Reached, head: bytes) -> None:
         """Another backend goes on from there."""
         self._given, self._told_tokens, self.proven = reached, 0, False
+        self.left = reached.again
 
     def retold(self, frame: bytes) -> bytes:
         """Return a frame of a chat that goes on as events of the stream; an error is left as it is."""
@@ -207,11 +230,11 @@ class Recital:
         if finish is not None and finish not in _GOOD:
             return ABORTED
         self._told_tokens += len(choice.token_ids or ())
-        told = b""
-        if delta.content:
-            self._add(delta.content)
+        told, content = b"", self._beyond(delta.content or "")
+        if content:
+            self._add(content)
             self._reached = None  # it has come further
-            told = self.teller.more(delta.content)
+            told = self.teller.more(content)
         try:
             told += b"".join([self._called(each) for each in delta.tool_calls or ()])
         except Strange:
@@ -219,8 +242,19 @@ class Recital:
             return b""
         if finish is None:
             return told
+        if self.left:  # it ends before it has said all that the client was shown
+            self.strayed = True
+            return b""
         text, said = "".join(self.pieces), len(given.reply) + self._told_tokens
-        return told + self.teller.end(finish, text, len(given.prompt), said)
+        stop = choice.stop_reason if isinstance(choice.stop_reason, str) else None
+        return told + self.teller.end(finish, stop, text, len(given.prompt), said)
+
+    def _beyond(self, text: str) -> str:
+        """Return text without what is said again."""
+        left = self.left
+        self.strayed |= not (text.startswith(left) or left.startswith(text))
+        self.left = left[len(text) :]
+        return text[len(left) :]
 
     def _called(self, call: _Call) -> bytes:
         """Return a part of a tool call as events of the stream; nobody can go on from then on.

@@ -20,6 +20,7 @@ from gateway.core.endings import Barrier
 from gateway.core.types import Call
 from gateway.resume.recital import ABORTED, Recital
 from gateway.resume.retelling import SHOWS_TEXT, tells_abort, tells_error
+from gateway.resume.rules import held_back_chars
 from gateway.resume.stream import TrailedStream
 from gateway.wire.chunks import Shape
 from gateway.wire.sse import StreamWatch
@@ -47,7 +48,7 @@ class RecitedStream(TrailedStream):
         self._held_end = b""  # events that end a text
         self._failed_here = False  # the first backend told why; nothing of it that follows counts
         self._passes = False  # a part of an event was passed on
-        return Recital(call.dialect, shape)
+        return Recital(call.dialect, shape, held_back_chars(call))
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes as they came; return what may be sent on now."""
@@ -129,7 +130,8 @@ class RecitedStream(TrailedStream):
 
     def _ours(self, frame: bytes) -> bytes:
         if self._reached is not None:
-            return self.trail.retold(frame)
+            told, self._again = self.trail.retold(frame), self.trail.left
+            return told
         if self._failed_here:
             return b""
         if not frame.startswith(SHOWS_TEXT):

@@ -144,7 +144,9 @@ class ResponseTeller:
         self._item, self._parted = {}, False
         return told
 
-    def end(self, finish: str, text: str, prompt_tokens: int, said_tokens: int) -> bytes:
+    def end(
+        self, finish: str, stop: str | None, text: str, prompt_tokens: int, said_tokens: int
+    ) -> bytes:
         """See `Teller`."""
         ended, cut = self._closed(text), finish == "length"
         unknown: dict[str, Any] = {"input_tokens_per_turn": [], "cached_tokens_per_turn": []}

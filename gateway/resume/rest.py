@@ -19,7 +19,7 @@ import msgspec
 from msgspec import structs
 
 from gateway.core.types import Call, Demand, Dialect, Endpoint
-from gateway.resume.rules import RECITED
+from gateway.resume.rules import RECITED, stops_of
 from gateway.resume.trail import Reached
 from gateway.wire.large import fields_at_hand
 from gateway.wire.lax import number_of
@@ -87,6 +87,8 @@ def _as_chat(
     """Return a call of Messages or Responses as one for a chat, whose prompt is to stand in token ids."""
     fields = {name: body[name] for name in _SAMPLING if name in body} | offers
     usage = msgspec.Raw(b'{"include_usage":true}')
+    if stops := stops_of(call):
+        fields["stop"] = _encoded(stops)
     fields |= {"messages": _STAND_IN, "stream": _TRUE, "stream_options": usage}
     chat = structs.replace(
         call,

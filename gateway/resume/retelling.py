@@ -104,8 +104,10 @@ class Teller(Protocol):
     def arguments(self, part: str) -> bytes:
         """Return the events that tell more of the arguments of the call that began last."""
 
-    def end(self, finish: str, text: str, prompt_tokens: int, said_tokens: int) -> bytes:
-        """Return the events that end the reply."""
+    def end(
+        self, finish: str, stop: str | None, text: str, prompt_tokens: int, said_tokens: int
+    ) -> bytes:
+        """Return the events that end the reply; `stop` is the stop string that ended it."""
 
 
 def frame_of(kind: str, event: dict[str, Any]) -> bytes:

@@ -12,8 +12,9 @@ backend fails.
     stop strings with tools or min_tokens               nobody can tell how much text is held back
     images and audio                                    a prompt of token ids has none
 
-Of Messages and Responses, thinking and stop strings bar a stream, too: what they show is not all of the
-text, so its tokens cannot be told from it. Tools do not, until one is called (`resume.recited`).
+Of Messages and Responses, thinking bars a stream, too: what is shown is not all of the text then, so its tokens
+cannot be told from it. (`adaptive` asks for nothing; a reply that shows thinking all the same is barred.) Tools do
+not bar a stream, until one is called (`resume.recited`).
 
 Source: vLLM 0.32, `v1/sample` and `renderers/online_renderer.py`; each was seen there.
 """
@@ -98,8 +99,8 @@ _LOGPROBS: Final = "message.output_text.logprobs"  # vLLM takes no notice of oth
 _UNREAD_THERE: Final = frozenset({"messages", "system", "input", "instructions", "tools"})
 _UNSET_THERE: Final = frozenset(
     {
-        *("stop", "stop_sequences", "background", "previous_response_id"),
-        *("presence_penalty", "frequency_penalty", "thinking", "conversation"),
+        *("background", "previous_response_id"),
+        *("presence_penalty", "frequency_penalty", "conversation"),
     }
 )
 
@@ -109,9 +110,25 @@ def _is_free_there(value: Any, body: Mapping[str, Any]) -> bool:
     return chosen is None or chosen == "auto" or chosen == "none"
 
 
+def _is_plain_stop_of(prompt: str) -> Callable[[Any, Mapping[str, Any]], bool]:
+    """Return what judges the stop strings of the dialect that has its prompt in this field."""
+
+    def judge(value: Any, body: Mapping[str, Any]) -> bool:
+        listed = value if isinstance(value, list) else [value]
+        known = all(isinstance(each, str) for each in listed)
+        return not value or (known and prompt in body and "tools" not in body)
+
+    return judge
+
+
 _BY_VALUE_THERE: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], bool]]] = {
     **dict.fromkeys(_UNSET_THERE, _is_unset),
     "tool_choice": _is_free_there,
+    "thinking": lambda value, body: (
+        not value or (isinstance(value, dict) and value.get("type") == "adaptive")
+    ),
+    "stop": _is_plain_stop_of("input"),
+    "stop_sequences": _is_plain_stop_of("messages"),
     "include": lambda value, body: (
         not value or (isinstance(value, list) and _LOGPROBS not in value)
     ),
@@ -145,9 +162,9 @@ def may_trail(call: Call) -> bool:
 
 def held_back_chars(call: Call) -> int:
     """Return how many characters an engine holds back to look for the stop strings of a call in them."""
-    if call.places is None and b'"stop"' not in call.body:
+    if call.places is None and b'"stop' not in call.body:
         return 0
-    return max(map(len, _stops(fields_at_hand(call))), default=1) - 1
+    return max(map(len, stops_of(call)), default=1) - 1
 
 
 def is_parsed(call: Call) -> bool:
@@ -159,8 +176,10 @@ def is_parsed(call: Call) -> bool:
     return is_given(fields.get("tools", msgspec.Raw())) and choice != b'"none"'
 
 
-def _stops(fields: Mapping[str, msgspec.Raw]) -> list[str]:
-    stop = msgspec.json.decode(fields.get("stop", b"null"))
+def stops_of(call: Call) -> list[str]:
+    """Return the stop strings of a call."""
+    name = "stop_sequences" if call.dialect is Dialect.MESSAGES else "stop"
+    stop = msgspec.json.decode(fields_at_hand(call).get(name, b"null"))
     listed = stop if isinstance(stop, list) else [stop]
     return [each for each in listed if isinstance(each, str)]
 
@@ -174,7 +193,9 @@ def may_go_on(call: Call) -> bool:
     by_value = _BY_VALUE_THERE if recited else _BY_VALUE
     unread = _UNREAD_THERE if recited else _LONGEST
     fields = fields_at_hand(call)
-    body = {name: msgspec.json.decode(raw) for name, raw in fields.items() if name not in unread}
+    body = {
+        name: None if name in unread else msgspec.json.decode(raw) for name, raw in fields.items()
+    }
     doubtful = (fields.keys() | (call.places or {}).keys()) - harmless
     return all(
         name in by_value and name in body and by_value[name](body[name], body) for name in doubtful
@@ -190,5 +211,5 @@ def joins(call: Call, tail: str, again: str) -> bool:
     fields = fields_at_hand(call)
     if msgspec.json.decode(fields.get("temperature", b"null")) == 0:
         return True
-    begun = (stop[:chars] for stop in _stops(fields) for chars in range(1, len(stop)))
+    begun = (stop[:chars] for stop in stops_of(call) for chars in range(1, len(stop)))
     return not again and not any(tail.endswith(each) for each in begun)

@@ -533,3 +533,52 @@ def test_of_a_large_body_that_nobody_could_go_on_with_nothing_is_kept(path):
             await ends_with_an_error(world, path, "reset_after:2", "request", **forced)
 
     check()
+
+
+STOP = {MESSAGES: "stop_sequences", RESPONSES: "stop"}
+
+
+def text_of(told):
+    """Return the text that events show."""
+    deltas = [each["delta"] for each in told if each["type"].endswith("delta")]
+    return "".join(each if isinstance(each, str) else each.get("text", "") for each in deltas)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("cut", "stops_at"), [(5, 60), (5, 200), (13, 60), (14, 60)])
+def test_a_stream_with_stop_strings_goes_on(path, cut, stops_at):
+    @story
+    async def check():
+        async with gateway(SIM, SIM) as world:
+            said = text_of(await read(world, path))
+            stops = {STOP[path]: [said[stops_at : stops_at + 8] or "never said", "no"]}
+            whole = await read(world, path, **stops)
+            assert len(text_of(whole)) <= len(said)
+            resumed = await read(world, path, f"reset_after:{cut}", **stops)
+            assert anonymous(resumed) == anonymous(whole)
+
+    check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_is_drawn_by_chance_does_not_go_on_where_an_engine_holds_back_text(path):
+    @story
+    async def check():
+        async with gateway(SIM, SIM, access=True) as world:
+            asked = {STOP[path]: ["nev!"], "temperature": 1}
+            await ends_with_an_error(world, path, "reset_after:7", "seam", **asked)
+
+    check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_stop_string_of_one_character_holds_nothing_back(path):
+    @story
+    async def check():
+        async with gateway(SIM, SIM) as world:
+            asked = {STOP[path]: ["!"], "temperature": 1}
+            whole = await read(world, path, **asked)
+            resumed = await read(world, path, "reset_after:7", **asked)
+            assert anonymous(resumed) == anonymous(whole)
+
+    check()

@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec import Raw, structs
 
@@ -352,6 +352,68 @@ def test_what_a_parser_may_have_held_back_matters_only_where_one_looks_for_calls
     assert watch.barrier is Barrier.REQUEST
 
 
+STOP = {MESSAGES: "stop_sequences", RESPONSES: "stop"}
+
+
+@given(st.data(), st.sampled_from([*ASKED]), st.sampled_from([0, 1]))
+def test_with_stop_strings_a_stream_goes_on_behind_the_last_token_that_is_known(
+    data, path, temperature
+):
+    """An engine shows the text of its tokens but for three characters; they and more are said again."""
+    words = st.text("ab", min_size=1, max_size=5)
+    tokens = data.draw(st.lists(words, min_size=1, max_size=8))
+    text = "".join(tokens)
+    ends = [sum(map(len, tokens[: place + 1])) for place in range(len(tokens))]
+    shown_to = [max(0, each - 3) for each in ends]
+    pieces = [text[start:end] for start, end in zip([0, *shown_to], shown_to, strict=False)]
+    pieces, shown = [each for each in pieces if each], text[: shown_to[-1]]
+    assume(pieces)
+    watch, _, prompt = broken(path, pieces, temperature=temperature, **{STOP[path]: ["xyz!"]})
+    known = [each for each in ends if 3 < each <= len(shown)]  # those before showed nothing
+    seam = known[-1] if known else 0
+    again = shown[seam:]
+    if temperature and again:
+        assert watch.barrier is Barrier.SEAM
+        return
+    assert watch.wants_ids
+    # A tokenizer cuts the text that was shown, whose last token may be another one.
+    cut = [text[i:j] for i, j in zip([0, *known], known, strict=False)]
+    cut += [again] if again else []
+    watch.ids_are(prompt, [70 + each for each in range(len(cut))], cut)
+    rest, _ = watch.rest()
+    body = json.loads(rest.body)
+    assert body["stop"] == ["xyz!"]
+    reply = [70 + each for each in range(len(known))]
+    assert body["kv_transfer_params"] == {"prompt_token_ids": [*prompt, *reply]}
+    out = watch.feed(role([*prompt, *reply]))
+    for char in again + "on":
+        out += watch.feed(frame(char, [5]))
+    told = [json.loads(each.partition(b"data: ")[2]) for each in out.split(b"\n\n") if each]
+    deltas = [each["delta"] for each in told if each["type"].endswith("delta")]
+    assert "".join(each if path == RESPONSES else each["text"] for each in deltas) == "on"
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_a_rest_that_does_not_say_again_what_was_shown_ends_the_stream(path):
+    for said, finish in (("x", None), ("c", "stop")):
+        watch, _, prompt = broken(path, **{STOP[path]: ["xyz!"]})
+        watch.ids_are(prompt, [8, 9], ["On", "ce"])
+        assert watch.rest() is not None
+        watch.feed(role(prompt))
+        assert b"could not be resumed" in watch.feed(frame(said, [5], finish=finish))
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_with_stop_strings_a_stream_goes_on_once(path):
+    watch, _, prompt = broken(path, **{STOP[path]: ["xyz!"]})
+    watch.ids_are(prompt, [8, 9], ["On", "ce"])
+    assert watch.rest() is not None
+    watch.feed(role(prompt) + frame("Once more", [5]))
+    assert watch.broken(FAULT)
+    assert watch.barrier is Barrier.REPLY
+    assert watch.rest() is None
+
+
 @pytest.mark.parametrize("path", ASKED)
 def test_one_that_reads_another_prompt_is_not_passed_on(path):
     watch, _, prompt = broken(path)
@@ -532,7 +594,7 @@ def test_what_follows_an_error_does_not_matter(path, unnamed, together):
 @pytest.mark.parametrize("path", ASKED)
 def test_an_error_that_nobody_goes_on_behind_is_the_last_event(path, together):
     opening, frames, _, _ = written(path, ["On", "ce"])
-    watch = watch_of(path, stop=["x"])
+    watch = watch_of(path, presence_penalty=1)
     shown = opening + b"".join(frames)
     out = watch.feed(shown)
     parts = [FAILED[path], BEHIND[path]]
@@ -580,7 +642,12 @@ def test_a_message_delta_without_a_reason_is_no_abort():
         (MESSAGES, {"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "any"}}),
         (MESSAGES, {"tool_choice": {"type": "tool", "name": "f"}}),
         (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 2000}}),
-        (MESSAGES, {"stop_sequences": ["x"]}),
+        (MESSAGES, {"stop_sequences": ["x"], "tools": []}),
+        (MESSAGES, {"stop": ["x"]}),
+        (MESSAGES, {"thinking": {"type": "disabled"}}),
+        (MESSAGES, {"thinking": "x"}),
+        (RESPONSES, {"stop_sequences": ["x"]}),
+        (RESPONSES, {"stop": [5]}),
         (MESSAGES, {"output_config": {"effort": "low"}}),
         (MESSAGES, {"vllm_xargs": {"a": 1}}),
         (RESPONSES, {"tool_choice": "required"}),
@@ -609,6 +676,10 @@ def test_some_requests_are_not_gone_on_with(path, more):
     ("path", "more"),
     [
         (MESSAGES, {"system": "be kind", "top_k": 3, "metadata": {"user_id": "u"}, "tools": []}),
+        (MESSAGES, {"stop_sequences": ["x", "long one"]}),
+        (MESSAGES, {"thinking": {"type": "adaptive"}, "context_management": {"edits": []}}),
+        (RESPONSES, {"include": ["reasoning.encrypted_content"]}),
+        (RESPONSES, {"stop": "x"}),
         (RESPONSES, {"text": {"format": {"type": "text"}}, "seed": 1, "temperature": 0}),
         (MESSAGES, {"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "auto"}}),
         (RESPONSES, {"tools": [{"type": "function", "name": "f"}], "tool_choice": "auto"}),
@@ -638,7 +709,8 @@ def test_tokens_fit_only_where_no_token_lies_across_the_end_of_a_piece(pieces, d
         place += len(piece)
         inside.add(place)
     expected = inside - {len(text)} <= set(ends)
-    assert fits(pieces, [byte_level(each) for each in tokens]) is expected
+    found = fits(pieces, [byte_level(each) for each in tokens])
+    assert found == (len(tokens) if expected else None)
 
 
 def test_tokens_of_other_tokenizers_are_read_too():
