@@ -97,7 +97,9 @@ class Passing:
         if not may_go_on(call):  # its small fields say why
             return structs.replace(call, body=b"{}", fields=fields_at_hand(call), places=None)
         down.kept = down.kept or self.keeping.keep(call)
-        return structs.replace(call, body=b"") if down.kept is None else down.kept.call
+        if down.kept is None:
+            return structs.replace(call, body=b"", fields={}, places=None)
+        return down.kept.call
 
     async def relay(  # noqa: PLR0913 - a reply, and all that it is judged by
         self,

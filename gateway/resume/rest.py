@@ -95,6 +95,7 @@ def _as_chat(
         endpoint=Endpoint.CHAT,
         dialect=Dialect.CHAT,
         max_new_field=None,
+        places=None,
         wants_usage=True,
         tells_ids=True,
     )

@@ -1,6 +1,7 @@
 """What agents ask for: messages and responses with tools, whose real vLLM is killed before one is called."""
 
 import asyncio
+import itertools
 import json
 import pathlib
 import signal
@@ -9,7 +10,6 @@ from dataclasses import dataclass
 import pytest
 
 from tests.e2e.resuming import (
-    Told,
     access_lines,
     behind_a_gateway,
     client,
@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 HELD_AFTER = 7  # frames
 MOST_TOKENS = 60
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
-SCHEMA = {"type": "object", "properties": {"what": {"type": "string"}}}
-ABOUT = {"name": "look_up", "description": "look it up"}
+SCHEMA = {"type": "object"}
+ABOUT = {"name": "look_up"}
 PARSER = pathlib.Path(__file__).parent / "calls_by_letter.py"
 FLAGS = (
     *("--enable-auto-tool-choice", "--tool-call-parser", "by_letter"),
@@ -114,25 +114,30 @@ async def undisturbed(engine, numbers):
 
 
 async def certain(engine, numbers):
-    """Return those whose tokens are the ones that their text is read as, and where the model is never undecided."""
+    """Return those whose text is read as the tokens that it was written in, and where the model is never undecided.
+
+    A random model writes other tokens, too, and is undecided at times: then nobody can tell what follows.
+    """
 
     async def is_one(http, number):
         chat = {"messages": [{"role": "user", "content": f"tell {number // 2}"}]}
         tool = {"type": "function", "function": ABOUT | {"parameters": SCHEMA}}
-        asked = {"model": "tiny"} | chat | {"tools": [tool]}
-        prompt = (await http.post("/tokenize", json=asked)).json()["tokens"]
+        prompt = await ids_of(http, chat | {"tools": [tool]})
         body = {"model": "tiny", "prompt": prompt, "max_tokens": MOST_TOKENS, "temperature": 0}
         told = await read(http, "/v1/completions", body | {"stream": True, "logprobs": 2})
-        whole = (await http.post("/v1/completions", json=body | {"return_token_ids": True})).json()
-        (answer,) = whole["choices"]
-        text = {"prompt": answer["text"], "add_special_tokens": False}
-        cut = (await http.post("/tokenize", json={"model": "tiny"} | text)).json()["tokens"]
-        decided = isinstance(told, Told) and told.decided is None
-        return decided and told.text == answer["text"] and cut == answer["token_ids"]
+        more = {"return_token_ids": True, "logprobs": 0}
+        (answer,) = (await http.post("/v1/completions", json=body | more)).json()["choices"]
+        texts = [*itertools.takewhile(lambda each: "s" not in each, answer["logprobs"]["tokens"])]
+        read_as = await ids_of(http, {"prompt": "".join(texts), "add_special_tokens": False})
+        return told.decided is None and read_as == answer["token_ids"][: len(texts)]
 
     async with to(engine.url) as http, asyncio.TaskGroup() as group:
         tasks = {each: group.create_task(is_one(http, each)) for each in numbers}
     return {number for number, task in tasks.items() if task.result()}
+
+
+async def ids_of(http, asked):
+    return (await http.post("/tokenize", json={"model": "tiny"} | asked)).json()["tokens"]
 
 
 def all_held(gate, first, sent):
@@ -155,9 +160,9 @@ async def disturbed(gate, first, numbers, kill):
 def test_agents_streams_outlive_their_server_and_call_tools_from_the_next_one(tmp_path, servers):
     found = asyncio.run(undisturbed(servers[1], range(160)))
     assert any(each.calls for each in found.values())
-    numbers = [number for number, each in found.items() if "\ufffd" not in each.text + each.calls]
+    numbers = [number for number, each in found.items() if "\ufffd" not in each.text]
     sure = asyncio.run(certain(servers[1], numbers))
-    with behind_a_gateway(tmp_path, servers) as (gate, first):
+    with behind_a_gateway(tmp_path, servers, stall="100s") as (gate, first):
         first.hold_after(HELD_AFTER)
         told = asyncio.run(
             disturbed(gate, first, numbers, lambda: servers[0].signal(signal.SIGKILL))

@@ -208,6 +208,7 @@ TOOLS = {
     MESSAGES: [{"name": "look", "description": "look it up", "input_schema": SCHEMA}],
     RESPONSES: [{"type": "function", "name": "look", "parameters": SCHEMA, "strict": False}],
 }
+STOP = {MESSAGES: "stop_sequences", RESPONSES: "stop"}
 FORCED = {MESSAGES: {"type": "any"}, RESPONSES: "required"}
 CALLED_BEHIND = 6  # tokens of text
 
@@ -491,6 +492,20 @@ def test_a_stream_of_a_large_body_goes_on_too(path, cut):
 
 
 @pytest.mark.parametrize("path", PATHS)
+def test_whoever_goes_on_with_a_large_body_knows_its_model_by_another_name(path):
+    @story
+    async def check():
+        served = replace(LONG, model="served")
+        pools = "pools: {m: {served_model: served, backends: [{url: <0>}, {url: <1>}], prefix_cache: per_tenant}}"
+        async with gateway(served, served, pools=pools) as world:
+            asked = large(path) | {"cache_salt": "own"}
+            whole = await read(world, path, **asked)
+            assert anonymous(await read(world, path, "reset_after:3", **asked)) == anonymous(whole)
+
+    check()
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_a_large_body_is_kept_as_long_as_its_stream_runs(path):
     @story
     async def check():
@@ -517,7 +532,11 @@ def test_where_there_is_no_room_for_a_large_body_its_stream_ends_with_an_error(p
         async with gateway(LONG, LONG, access=True) as world:
             keeping = world.process.handler.passing.keeping
             filled(keeping)
-            await ends_with_an_error(world, path, "reset_after:2", "body", **large(path))
+            asked = large(path)
+            await ends_with_an_error(world, path, "reset_after:2", "body", **asked)
+            del asked["tools"]
+            asked |= {STOP[path]: ["nev!"], "metadata": {"notes": "x" * 100_000}}
+            await ends_with_an_error(world, path, "reset_after:2", "body", **asked)
 
     check()
 
@@ -533,9 +552,6 @@ def test_of_a_large_body_that_nobody_could_go_on_with_nothing_is_kept(path):
             await ends_with_an_error(world, path, "reset_after:2", "request", **forced)
 
     check()
-
-
-STOP = {MESSAGES: "stop_sequences", RESPONSES: "stop"}
 
 
 def text_of(told):
