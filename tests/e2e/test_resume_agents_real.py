@@ -41,16 +41,40 @@ def servers(shared_engines):
     shared_engines.stop(*FLAGS)
 
 
+def chat_of(number):
+    """Return the messages of a chat; every fourth conversation has called a tool before."""
+    said = {"role": "user", "content": f"tell {number // 2}"}
+    if number // 2 % 4:
+        return [said]
+    function = {"name": "look_up", "arguments": '{"what": "a"}'}
+    calls = [{"id": "c1", "type": "function", "function": function}]
+    called = {"role": "assistant", "content": "well", "tool_calls": calls}
+    return [said, called, {"role": "tool", "tool_call_id": "c1", "content": "found"}]
+
+
 def asked_for(number):
     """Return a message of even, a response of odd number; every third one in a large body."""
-    text = f"tell {number // 2}"
+    said, *before = chat_of(number)
     body = {"model": "tiny", "temperature": 0, "stream": True} | (PADDED if number % 3 == 0 else {})
     if number % 2:
         tools = [{"type": "function", **ABOUT, "parameters": SCHEMA, "strict": None}]
-        return RESPONSES, body | {"input": text, "max_output_tokens": MOST_TOKENS, "tools": tools}
-    said = [{"role": "user", "content": text}]
+        call = (
+            {"type": "function_call", "call_id": "c1", **before[0]["tool_calls"][0]["function"]}
+            if before
+            else {}
+        )
+        found = {"type": "function_call_output", "call_id": "c1", "output": "found"}
+        more = [{"role": "assistant", "content": "well"}, call, found] if before else []
+        return RESPONSES, body | {
+            "input": [said, *more], "max_output_tokens": MOST_TOKENS, "tools": tools
+        }  # fmt: skip
     tools = [{**ABOUT, "input_schema": SCHEMA}]
-    return MESSAGES, body | {"messages": said, "max_tokens": MOST_TOKENS, "tools": tools}
+    use = {"type": "tool_use", "id": "c1", "name": "look_up", "input": {"what": "a"}}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "found"}
+    text = {"type": "text", "text": "well"}
+    more = [{"role": "assistant", "content": [text, use]}, {"role": "user", "content": [result]}]
+    messages = [said, *(more if before else [])]
+    return MESSAGES, body | {"messages": messages, "max_tokens": MOST_TOKENS, "tools": tools}
 
 
 @dataclass
@@ -120,7 +144,7 @@ async def certain(engine, numbers):
     """
 
     async def is_one(http, number):
-        chat = {"messages": [{"role": "user", "content": f"tell {number // 2}"}]}
+        chat = {"messages": chat_of(number)}
         tool = {"type": "function", "function": ABOUT | {"parameters": SCHEMA}}
         prompt = await ids_of(http, chat | {"tools": [tool]})
         body = {"model": "tiny", "prompt": prompt, "max_tokens": MOST_TOKENS, "temperature": 0}
@@ -141,10 +165,9 @@ async def ids_of(http, asked):
 
 
 def all_held(gate, first, sent):
-    at_first, *others = in_flight(gate)
-    return at_first == first.streams_held >= 4 and (
-        at_first + sum(others) + len(access_lines(gate)) >= sent
-    )
+    """Whether all streams were sent, and none of the first server's is on its way to the point where it is held."""
+    all_sent = sum(in_flight(gate)) + len(access_lines(gate)) >= sent
+    return all_sent and first.streams_held >= 4 and not first.streams_passing
 
 
 async def disturbed(gate, first, numbers, kill):
