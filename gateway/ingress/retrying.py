@@ -181,15 +181,12 @@ class Retrying:
 
         `sent_at` is when it was sent there, if that was no attempt. Cancel: nothing is held.
         """
-        call = down.asked if down.kept is None else down.kept.call
-        caller, sent_at = record.caller, sent_at or record.sent_at
-        if call is None or caller is None or sent_at is None:
+        caller, sent_at, body = record.caller, sent_at or record.sent_at, _known_by(down, record)
+        if body is None or caller is None or sent_at is None:
             return None
         if not may_be_a_death(backend, ending):
             return None
-        if not (down.body_at_hand or down.kept) or down.upload is not None:
-            return None
-        down.fingerprint = of = down.fingerprint or await self._fingerprint(call, caller.tenant)
+        down.fingerprint = of = down.fingerprint or await self._fingerprint(body, caller.tenant)
         said = 0 if record.usage is None else record.usage.completion_tokens
         self.quarantine.lost(backend, of, sent_at, said)
         return of
@@ -202,7 +199,7 @@ class Retrying:
         Cancel: nothing is held.
         """
         if len(call.body) in self.quarantine.watched:
-            await self._admit(await self._fingerprint(call, tenant), tenant)
+            await self._admit(await self._fingerprint(call.body, tenant), tenant)
 
     async def _admit(self, of: Fingerprint, tenant: str) -> None:
         # Until its backend was probed: milliseconds as a rule, five seconds at most.
@@ -220,10 +217,10 @@ class Retrying:
             f" parameters. If it is not to blame, an operator can lift this (quarantine {of.id})."
         )
 
-    async def _fingerprint(self, call: Call, tenant: str) -> Fingerprint:
-        if len(call.body) <= _AT_ONCE_BYTES:
-            return self.quarantine.fingerprint(call.body, tenant)
-        return await beside(partial(self.quarantine.fingerprint, call.body, tenant))
+    async def _fingerprint(self, body: bytes, tenant: str) -> Fingerprint:
+        if len(body) <= _AT_ONCE_BYTES:
+            return self.quarantine.fingerprint(body, tenant)
+        return await beside(partial(self.quarantine.fingerprint, body, tenant))
 
     def give_back(self, down: Downstream) -> None:
         """Give back a request's place in the budget: another attempt was answered, or it is over."""
@@ -250,6 +247,20 @@ class Retrying:
         """Return how long the client still waits for the beginning of an answer."""
         sent_at = record.body_at or down.received_at
         return sent_at + heard_within_s(down.patience_s) - self._clock.now()
+
+
+def _known_by(down: Downstream, record: RequestRecord) -> bytes | None:
+    """Return what a request is known by: its body, or if that is gone and others go on with its stream, its id.
+
+    By its id it is known as long as it lasts, and not when it comes again.
+    """
+    if down.kept is not None:
+        return down.kept.call.body
+    if down.asked is None or down.upload is not None:
+        return None
+    if down.body_at_hand:
+        return down.asked.body
+    return None if down.trailed is None else record.id.encode()
 
 
 def _repeatable(down: Downstream) -> bool:

@@ -1,9 +1,11 @@
 """A request that kills servers: at most two die of it, and everybody else is served."""
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import httpx2
@@ -75,31 +77,42 @@ def test_a_request_that_kills_its_server_kills_two_of_four_and_is_refused_then(s
     check()
 
 
-@story
-async def test_a_stream_that_goes_on_elsewhere_does_not_take_the_whole_pool_with_it():
-    """Each server dies once it has written some of the answer."""
-    async with gateway(SLOW, SLOW, SLOW, SLOW) as world:
+@contextlib.asynccontextmanager
+async def dies_with(text, config=SLOW):
+    """Have each server die once it has written some of the answer to a chat, and check that two do."""
+    async with gateway(config, config, config, config) as world:
         down = []
 
         async def killer():
             while True:
                 for sim in world.sims:
-                    busy = any(each.path.endswith("completions") for each in sim.requests)
-                    if busy and sim not in down and world.in_flight():
+                    if sim not in down and any(each.tokens_emitted > 3 for each in sim.requests):
                         down.append(sim)
-                        await asyncio.sleep(0.2)
                         await sim.stop()
                 await asyncio.sleep(0.01)
 
         async with asyncio.TaskGroup() as group:
             kills = group.create_task(killer())
-            reply = await world.chat(POISON, stream=True, max_tokens=200)
+            reply = await world.chat(text, stream=True, max_tokens=200)
             kills.cancel()
         assert len(down) == 2
         last = json.loads(frames(reply.text)[-2])
         assert last["error"]["code"] == "request_quarantined"
+        yield world
+
+
+@story
+async def test_a_stream_that_goes_on_elsewhere_does_not_take_the_whole_pool_with_it():
+    async with dies_with(POISON) as world:
         again = await world.chat(POISON, stream=True, max_tokens=200)
         assert again.status_code == 400
+
+
+@story
+async def test_nor_does_one_whose_large_body_is_gone_by_then():
+    long = replace(SLOW, max_model_len=65536, prefill_tokens_per_s=10**7)
+    async with dies_with("a long prompt " * 6000, long) as world:
+        assert len([*world.process.handler.retrying.quarantine]) == 1
 
 
 @pytest.mark.parametrize("fault", ["reset_before_headers", "http_500", "truncate_after:3"])
