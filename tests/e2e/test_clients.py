@@ -100,7 +100,10 @@ def _site(folder: pathlib.Path, extra: str = ""):
             [*command, "--model", "busy", "--port", str(hung), "--fault", "hang_before_headers"],
             log=folder / "hung.log",
         ),
-        gateway(folder, f"pools: {json.dumps(pools)}", extra) as behind,
+        # A busy machine's simulator takes seconds to count a megabyte.
+        gateway(
+            folder, f"pools: {json.dumps(pools)}", f"{extra}\ntimeouts: {{tokenize: 20s}}"
+        ) as behind,
     ):
         yield behind, f"http://127.0.0.1:{port}"
 
