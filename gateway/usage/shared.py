@@ -90,6 +90,8 @@ class SharedUsage:
         for day in days:
             async for field, amount in self._fields(day):
                 tenant, key, model, adapter, measure = msgspec.json.decode(field)
+                if measure not in _MEASURES:  # of another version
+                    continue
                 sums = found.setdefault((day, tenant, key, model, adapter), Sums())
                 value = float(amount)
                 setattr(sums, measure, value if measure == "money" else round(value))
