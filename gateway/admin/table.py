@@ -122,7 +122,10 @@ _SHOWN: Final = (
         method=Method.GET, path=f"{_V1}/usage", name="usage", role=Role.VIEWER,
         does="Add up what was used, by day, tenant, key, model and adapter.",
         handler=usage.get_usage, answer=UsageRow, rows=True, query=usage.UsageQuery, verb="usage",
-        refusals={HTTPStatus.UNPROCESSABLE_ENTITY: "bad_usage_query"},
+        refusals={
+            HTTPStatus.UNPROCESSABLE_ENTITY: "bad_usage_query",
+            HTTPStatus.SERVICE_UNAVAILABLE: "store_unavailable",
+        },
     ),
     Endpoint(
         method=Method.GET, path=f"{_V1}/events", name="events", role=Role.VIEWER,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from http import HTTPStatus
 from operator import itemgetter
+from typing import Final
 
 from pydantic import Field
 
@@ -13,6 +14,9 @@ from gateway.usage.report import PLACES, days_between, rows
 
 _BY = ",".join(PLACES)
 _ID = itemgetter("id")
+_UNKNOWN: Final = (
+    "Redis does not answer, and this gateway alone knows of no such usage. Ask again later."
+)
 
 
 class UsageQuery(ListQuery):
@@ -45,7 +49,11 @@ async def get_usage(desk: Desk, asked: Asked[UsageQuery, Body]) -> Listing:
         raise _wrong(f"{error}.") from None
     named = {"tenant": query.tenant, "key": query.key, "model": query.model}
     only = {name: value for name, value in named.items() if value is not None}
-    return Listing(rows(await desk.accounts.read(days), by, only), lambda row: row, _ID)
+    used = await desk.accounts.read(days)
+    found = rows(used, by, only)
+    if not found and not used.complete:
+        raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "store_unavailable", _UNKNOWN)
+    return Listing(found, lambda row: row, _ID)
 
 
 def _wrong(detail: str) -> Problem:

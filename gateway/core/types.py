@@ -316,7 +316,7 @@ class Ask(msgspec.Struct):
     caller: Caller
     need: Need = Need(0, 0)
     top_priority: int | None = None  # of several in use: a reserve is kept for it
-    tried: dict[str, float] = {}  # since when each was as it was when an attempt failed there
+    tried: dict[str, float] = {}  # when the phase began in which an attempt failed there
     returned: bool = False  # its client says that it was refused before (`x-stainless-retry-count`)
     prefix: Prefix | None = None  # None: nothing is known of its beginning
     session: bytes = b""  # that its client names in a header

@@ -248,10 +248,8 @@ class BackendCounter:
             return call.prompt_token_ids
         if time.monotonic() < self._absent_until:
             return None
-        path, body = (
-            "/tokenize",
-            await off_loop(call, partial(tokenize_request, call, served_model)),
-        )
+        path = "/tokenize"
+        body = await off_loop(call, partial(tokenize_request, call, served_model))
         if call.endpoint is Endpoint.MESSAGES:
             path = "/v1/messages/count_tokens"
             body = upstream_body(call, served_model=served_model, inject_usage=False)

@@ -70,15 +70,14 @@ class Measuring:
         """
         call, route, caller = ask.call, ask.route, ask.caller
         demand = None
-        if (
-            route.pool in settings.precise
-        ):  # else `at_once` has found out that its size does not tell
+        if route.pool in settings.precise:
             policy = settings.on_overflow[route.pool]
             blocks = await self._blocks(settings, ask)
             if blocks is not None:
                 demand = settle(call, len(blocks), route=route, caller=caller, policy=policy)
                 return self._note(record, ask, demand, blocks)
             demand = bound(call, route=route, caller=caller, policy=policy)
+        # In other pools `at_once` has found that the prompt's size does not tell.
         self._note(record, ask, demand or await self._counted(settings, ask))
 
     async def _blocks(self, settings: Settings, ask: Ask) -> PromptBlocks | None:

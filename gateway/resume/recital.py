@@ -157,10 +157,8 @@ class Recital:
     def leads_on(self) -> bool:
         """Whether another backend could go on from where it is, if somebody tells its token ids."""
         self._read()
-        if (
-            self._held_back and self._given is not None
-        ):  # where its tokens ended is not known any more
-            return False
+        if self._held_back and self._given is not None:
+            return False  # where its tokens ended is not known any more
         return self.teller.begun and self._call is None and not (self.lost or self.strayed)
 
     @property

@@ -2,6 +2,7 @@
 
 from gateway.sim.config import SimConfig
 from gateway.usage.journal import every_entry
+from tests.stories.stubs import free_url
 from tests.stories.support import gateway, story
 
 SIM = SimConfig(model="m", speed=0)
@@ -61,3 +62,18 @@ async def test_a_large_reply_costs_what_its_beginning_tells():
             *_, line = every_entry(world.process.config.state / "usage")
             assert (line.input, line.output, line.source) == (told, 0, "upstream")
         assert len(reply.content) > 256 * 1024
+
+
+@story
+async def test_without_redis_what_is_told_is_not_all_and_nothing_at_all_is_an_error():
+    extra = f"redis: redis://{free_url().removeprefix('http://')}/0"
+    async with gateway(SIM, extra=extra) as world:
+        path = f"{world.admin_url}/admin/v1/usage?by=model"
+        told = await world.http.get(path)
+        assert told.status_code == 503
+        assert told.json()["code"] == "store_unavailable"
+        assert (await world.chat(max_tokens=5)).status_code == 200
+        await world.until(lambda: not world.process.ingress.live)
+        world.process.ledger.post()
+        (row,) = (await world.http.get(path)).json()["data"]
+        assert (row["requests"], row["complete"]) == (1, False)

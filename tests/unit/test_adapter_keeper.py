@@ -294,3 +294,41 @@ async def loads_if_others_are_heard(folder):
 
 def test_a_version_that_mixes_adapters_up_loads_none_while_others_are_not_heard(tmp_path):
     loads_if_others_are_heard(tmp_path)
+
+
+@held
+async def waits_for_workers(folder, others, seconds, names):
+    """Have one be there, and say what is there so long after the other one is wanted."""
+    site = Site(folder)
+    site.keeper.want("a")
+    await site.turns(8 * LOAD_S, ["a"])
+    site.keeper.hear(Elsewhere(others=others))
+    site.keeper.known.memory.order("m/b1", "a", Order(keep=False))
+    site.keeper.look()
+    await passes(seconds)
+    assert [*site.names] == names
+
+
+def test_other_workers_are_waited_for_though_they_have_told_nothing_yet(tmp_path):
+    waits_for_workers(tmp_path / "0", False, 0.5, [])
+    waits_for_workers(tmp_path / "1", True, 1.0, ["a"])
+    waits_for_workers(tmp_path / "2", True, 2.0, [])
+
+
+@held
+async def only_one_leads(folder):
+    site = Site(folder)
+    store = Store(site.loop)
+    follower = Together(store, site.loop, "worker 2", may_lead=False)
+    leader = Together(store, site.loop, "worker 1")
+    for each in (follower, leader, follower):
+        keeper = Other(PoolTold())
+        await each.turn({"m": keeper})
+        assert keeper.leads is (each is leader)
+    store.lost = True
+    await follower.turn({"m": keeper})
+    assert keeper.leads is False
+
+
+def test_a_worker_that_may_not_lead_never_does(tmp_path):
+    only_one_leads(tmp_path)
