@@ -78,7 +78,7 @@ class Chooser:
         last = [suited.ejected] if suited.ejected and _may_use_ejected(suited, ask) else []
         for backends in (*suited.later, *last):
             ask.weighed = tuple([each.id for each in backends])
-            found = self._first(backends, ask, now, barred)
+            found = self._first(backends, ask, now, barred, before)
             if found is not None or ask.awaits is not None:
                 return found
         return None

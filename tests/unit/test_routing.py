@@ -919,6 +919,15 @@ def test_those_who_wait_for_a_backend_make_it_dearer_for_those_behind_them(table
     assert before["m/b1"] >= went.count("m/b1") * own_s
 
 
+def test_they_do_so_too_where_nobody_is_ready(table):
+    for name in ("m/b1", "m/b2", "m/b3"):
+        make_degraded(table, name)
+    for seed in range(20):
+        chooser = Chooser(table, random.Random(seed))
+        found = chooser.find(ask(), NOW, NOBODY, {"m/b1": 10.0, "m/b2": 10.0})
+        assert found is not None and found.id == "m/b3"
+
+
 def test_prompts_that_begin_alike_meet_wherever_it_costs_about_the_same(table):
     def home(seed, number):
         prefix = Prefix([number], (4,), 4, 1000, 10, number)
