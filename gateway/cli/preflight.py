@@ -34,6 +34,7 @@ _OF_SOCKETS: Final = {
 }
 _NOT_RUNNING: Final = frozenset({"refused", "unreachable"})  # nothing listens there, no socket
 _REASONS: Final = {
+    "ours": "this machine has no free port, file descriptor or memory, or no such kind of address",
     "refused": "connection refused",
     "dns": "the host name cannot be resolved",
     "tls": "the TLS handshake failed",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from typing import Final
 
 import msgspec
 
@@ -16,6 +17,9 @@ class Ending(Enum):
     """
 
     CONNECT = "connect"  # no connection: refused, unreachable, or not in time; nothing was sent
+    OURS = (
+        "ours"  # this machine had no port, descriptor or memory for a connection; nothing was sent
+    )
     BROKE = "broke"  # the connection was lost, or what came was no reply, before the client's first byte
     HTTP_5XX = "http_5xx"  # it answered 500 or above, other than a refusal for capacity
     TIMEOUT = "timeout"  # it was silent past its deadline
@@ -27,6 +31,9 @@ class Ending(Enum):
     DOWN = "down"  # it was out of service already, and the request with it
 
     __hash__ = object.__hash__  # members are single objects; Enum's own hash is a call into Python
+
+
+_UNREACHED: Final = frozenset({Ending.CONNECT, Ending.OURS})
 
 
 class Attempt(msgspec.Struct, frozen=True, gc=False):
@@ -42,7 +49,7 @@ class Attempt(msgspec.Struct, frozen=True, gc=False):
 
 def reached(attempts: int, failed: Sequence[Attempt]) -> bool:
     """Whether some of a request's attempts found a server to connect to."""
-    return len(failed) < attempts or any(each.ending is not Ending.CONNECT for each in failed)
+    return len(failed) < attempts or any(each.ending not in _UNREACHED for each in failed)
 
 
 class Barrier(Enum):

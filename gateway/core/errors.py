@@ -32,6 +32,7 @@
     |-- TookTooLong         nobody's      504     server_error             request_timeout
     |-- UpstreamError       the backend's 502     server_error             backend_error
     |   |-- ConnectFailed                 502     (nothing was sent: may be retried elsewhere)
+    |   |   `-- NothingFree               502     (the gateway's own machine is to blame)
     |   |-- StaleConnection               502     (reused connection died unanswered: one retry)
     |   |-- BackendBroke                  502     (died or spoke nonsense before the first byte)
     |   |   `-- MisdirectedReply            502     (the reply names another request)
@@ -318,6 +319,12 @@ class ConnectFailed(UpstreamError):
     """No connection could be made, so nothing was sent; safe to try elsewhere."""
 
     ending = Ending.CONNECT
+
+
+class NothingFree(ConnectFailed):
+    """No connection could be made because this machine had no port, descriptor or memory for one."""
+
+    ending = Ending.OURS
 
 
 class StaleConnection(UpstreamError):

@@ -18,7 +18,7 @@ from gateway.launch.process import ProcessLauncher
 from gateway.pools.hearing import canary_s
 from gateway.pools.table import Backend
 from gateway.watch.canary import canary
-from gateway.watch.fetch import FetchError, Pages
+from gateway.watch.fetch import UNTRIED, FetchError, Pages
 
 _LOOK_S: Final = 30.0
 _MEMORY_EVERY_S: Final = 10.0  # it walks through /proc
@@ -140,10 +140,11 @@ class Observed:
         quiet = patience_s <= still_s or backend.reason == "silent"
         return still_s if serves and patience_s and quiet else 0.0
 
-    async def test(self, timeout_s: float | None = None) -> str:
-        """Ask for one token; returns why there was none. A sign of life meanwhile is as good.
+    async def test(self, timeout_s: float | None = None) -> str | None:
+        """Ask for one token; returns why there was none, "" if it came. A sign of life meanwhile is as good.
 
         The time it may take follows from the load, if it is not given.
+        None, a look later, where no connection could be tried: that tells nothing of the engine.
         """
         began = self._clock.now()
         if timeout_s is None:
@@ -151,6 +152,9 @@ class Observed:
         try:
             await canary(self._pages, self.backend, timeout_s=timeout_s)
         except FetchError as error:
+            if error.reason in UNTRIED:
+                await asyncio.sleep(self._timing.every_s)
+                return None
             lives = error.reason == "timeout" and self.backend.pulse.moved_at > began
             return "" if lives else error.reason
         self.worked_at = self._clock.now()

@@ -33,9 +33,20 @@ from gateway.pools.table import Backend
 DEAD_S: Final = 5.0
 SILENT_S: Final = 30.0
 
-# Failed probes that no restart cures: the address, the key or the certificate is wrong.
+# Failed probes that no restart cures: the address, the key or the certificate is wrong, or this machine has
+# nothing free for a connection.
 _MISCONFIGURED: Final = frozenset(
-    {"dns", "tls", "unreachable", "garbage", "too_large", "http_401", "http_403", "http_404"}
+    {
+        "ours",
+        "dns",
+        "tls",
+        "unreachable",
+        "garbage",
+        "too_large",
+        "http_401",
+        "http_403",
+        "http_404",
+    }
 )
 
 

@@ -122,9 +122,8 @@ class Unit(Supervised):
             self.adapters = held_by(self.backend)
         found = doubt(self.backend)
         if found is not None:
-            now, of, sign = self._now(), state.incarnation, found.sign
-            proof_at = now + found.proof_s
-            self._to(Suspect(now, of, sign=sign, proof_at=proof_at, why_down=found.reason))
+            now, of, why = self._now(), state.incarnation, found.reason
+            self._to(Suspect(now, of, sign=found.sign, proof_at=now + found.proof_s, why_down=why))
         elif still_s := self.observed.still_s(self.pool.supervision.canary):
             failed = await self.observed.test()
             if failed and self.state is state:
@@ -139,7 +138,7 @@ class Unit(Supervised):
         if self._now() < state.test_at and not self.revives:
             return
         failed = await self.observed.test()
-        if self.state is not state:
+        if failed is None or self.state is not state:
             return
         now = self._now()
         if failed:
@@ -263,12 +262,13 @@ class Unit(Supervised):
     async def _prove(self, state: Proving) -> None:
         """Ask for one token, twice, for the first may find a cold engine; then prepare it, and it serves."""
         for _ in range(FAILED_TESTS):
-            failed = await self.observed.test(self._timing.first_token_s)
-            if not failed:
+            if not (failed := await self.observed.test(self._timing.first_token_s)):
                 break
         else:
             why = f"/health responds, but its engine did not compute one token ({failed})"
             await self._unproven(state, why)
+            return
+        if failed is None:
             return
         if why := await self._prepare.load_adapters(self.pool, self.adapters, self._say):
             await self._unproven(state, why)
@@ -347,4 +347,4 @@ class Unit(Supervised):
         failed, now = await self.observed.test(), self._now()
         if self.state is state:
             waits = replace(state, test_at=now + _TEST_EVERY_S)
-            self._to(waits if failed else Proving(now, state.incarnation))
+            self._to(Proving(now, state.incarnation) if failed == "" else waits)

@@ -118,6 +118,7 @@ _USAGE_ON_REQUEST: Final = frozenset(
 
 _FAILED: Final = {
     Ending.CONNECT: "could not be reached",
+    Ending.OURS: "was not reached: the gateway's machine had no port, file descriptor or memory left",
     Ending.BROKE: "broke off before the first byte, or answered what is no reply",
     Ending.HTTP_5XX: "answered with a server error",
     Ending.TIMEOUT: "was silent for too long",

@@ -57,7 +57,18 @@ _BY_REASON: Final[dict[str, BackendState]] = {
 _FAILING: Final = frozenset(each.value for each in Accused)
 # Why a check of its health or its model list fails (`watch.fetch.FetchError`); or its requests do.
 _UNREACHABLE: Final = frozenset(
-    {"refused", "connect", "dns", "tls", "unreachable", "timeout", "reset", "garbage", "too_large"}
+    {
+        "ours",
+        "refused",
+        "connect",
+        "dns",
+        "tls",
+        "unreachable",
+        "timeout",
+        "reset",
+        "garbage",
+        "too_large",
+    }
 )
 _DENIED: Final = ("http_401", "http_403", "http_404")
 

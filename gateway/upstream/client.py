@@ -23,7 +23,6 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from gateway.core.errors import ConnectFailed
 from gateway.core.types import Transition
 from gateway.pools.pulse import Waits
 from gateway.pools.table import Backend
@@ -31,6 +30,7 @@ from gateway.upstream.connection import Connection
 from gateway.upstream.held import end_held
 from gateway.upstream.reply import Reply
 from gateway.upstream.silence import Silence, waits_of
+from gateway.upstream.sockets import connect_failed
 from gateway.upstream.upload import Rest, UploadConnection
 
 log = logging.getLogger("gateway.client")
@@ -208,7 +208,7 @@ class BackendConnections:
             connection.abort()
             raise ConnectionResetError("lost as it was made")
         except (OSError, UnicodeError) as error:  # UnicodeError: not a name that DNS could hold
-            raise ConnectFailed("no connection to the backend could be made") from error
+            raise connect_failed(error) from error
         finally:
             self.connecting -= 1
 

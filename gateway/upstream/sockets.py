@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
+import os
 import select
 import socket
 import sys
@@ -11,9 +13,15 @@ import termios
 from array import array
 from typing import Any, Final
 
+from gateway.core.errors import ConnectFailed, NothingFree
+
 _LINUX: Final = sys.platform == "linux"
 _count: Final = array("i", [0])  # twice as fast as an answer made for each question
 _TIMED_OUT: Final = b"HTTP/1.1 408"
+# connect(2) and socket(2): what this machine lacks, whoever is at the other end.
+_NOTHING_FREE: Final = frozenset(
+    {errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+)
 _INET: Final = (socket.AF_INET, socket.AF_INET6)
 
 
@@ -57,3 +65,12 @@ class Socket:
 def says_timed_out(data: bytes) -> bool:
     """Whether a server only says why it closes an idle connection (RFC 9110 section 15.5.9)."""
     return data.startswith(_TIMED_OUT)
+
+
+def connect_failed(error: OSError | UnicodeError) -> ConnectFailed:
+    """Return what it means that no connection could be made: is it for want of something here?"""
+    if isinstance(error, OSError) and error.errno in _NOTHING_FREE:
+        return NothingFree(
+            f"the gateway could make no connection to the backend: {os.strerror(error.errno)}"
+        )
+    return ConnectFailed("no connection to the backend could be made")

@@ -13,7 +13,7 @@ import ssl
 from http import HTTPStatus
 from typing import Final
 
-from gateway.core.errors import ConnectFailed, StaleConnection, UpstreamError
+from gateway.core.errors import ConnectFailed, NothingFree, StaleConnection, UpstreamError
 from gateway.pools.table import Backend
 from gateway.upstream.client import BackendConnections, address_lines
 from gateway.upstream.connection import Connection
@@ -31,11 +31,15 @@ _KEEP_ALIVE_S: Final = 3.5
 _MOST_CONNECTIONS: Final = 4
 
 
+# Of these nobody has spoken to the server's address: its name is not known, or this machine has nothing free.
+UNTRIED: Final = frozenset({"dns", "ours"})
+
+
 class FetchError(OSError):
     """There was no usable page.
 
-    `reason` is refused, dns, tls, unreachable, timeout, reset, too_large, garbage, or http_NNN for
-    a status that is not 200.
+    `reason` is ours (this machine had no port, descriptor or memory for a connection), refused, dns,
+    tls, unreachable, timeout, reset, too_large, garbage, or http_NNN for a status that is not 200.
     """
 
     def __init__(self, reason: str) -> None:
@@ -175,6 +179,8 @@ def _reason(error: Exception) -> str:
     match error:
         case TimeoutError():
             return "timeout"
+        case NothingFree():
+            return "ours"
         case ConnectFailed():
             return _connect_reason(error.__cause__)
         case _:

@@ -52,6 +52,8 @@ class Prober:
                 self.described = False
                 self.report(await self._models(timeout_s))
         except FetchError as failed:
+            if failed.reason.endswith("ours") and self.backend.health.up:
+                return  # it was not asked, so nothing speaks against it
             self.without_health = False  # another server may come up there
             self.report(ProbeFailed(self.clock.now(), failed.reason, asked_at))
         else:

@@ -24,6 +24,7 @@ async def scrape(
         if sample is None:
             raise FetchError("garbage")
     except FetchError as failed:
-        report(ScrapeFailed(clock.now(), failed.reason))
+        if failed.reason != "ours":  # else it was not asked
+            report(ScrapeFailed(clock.now(), failed.reason))
     else:
         report(Scraped(sample))

@@ -925,7 +925,8 @@ def test_they_do_so_too_where_nobody_is_ready(table):
     for seed in range(20):
         chooser = Chooser(table, random.Random(seed))
         found = chooser.find(ask(), NOW, NOBODY, {"m/b1": 10.0, "m/b2": 10.0})
-        assert found is not None and found.id == "m/b3"
+        assert found is not None
+        assert found.id == "m/b3"
 
 
 def test_prompts_that_begin_alike_meet_wherever_it_costs_about_the_same(table):
