@@ -148,13 +148,13 @@ class Backend(Server):
             self.adapter_requests[adapter] = self.adapter_requests.get(adapter, 0) + 1
         self.work = None
         slot = Slot(self.id, now, self.scrape_count, credit, self.give_back, sent, adapter)
-        if self.probation is not None and self.probation.slot is None:
-            self.probation.slot = slot
+        if self.probation is not None and not self.probation.is_taken(now):
+            self.probation.slots[id(slot)] = slot
         return slot
 
     def tries(self, slot: Slot) -> bool:
-        """Whether the request of a slot is the one that shows whether it works again."""
-        return self.probation is not None and self.probation.slot is slot
+        """Whether the request of a slot is one that shows whether it works again."""
+        return self.probation is not None and id(slot) in self.probation.slots
 
     def first_token(self, slot: Slot, now: float) -> None:
         """Note that the prompt of a request in flight has been read."""
@@ -172,8 +172,8 @@ class Backend(Server):
     def taken_back(self, slot: Slot) -> None:
         """Count a request no more, however it ended."""
         self.in_flight -= 1
-        if self.probation is not None and self.probation.slot is slot:
-            self.probation.slot = None
+        if self.probation is not None:
+            self.probation.slots.pop(id(slot), None)
         if slot.adapter is not None and (left := self.adapter_requests.pop(slot.adapter) - 1):
             self.adapter_requests[slot.adapter] = left
         if slot.sent is not None and self.prefix_index is not None:

@@ -5,8 +5,8 @@
        |                     ^--the trial fails: out for twice as long---------------|
        `--the trial ends well: it starts slowly--------------------------------------'
 
-On probation it gets one request at a time. Neither a trial whose client leaves nor one that is refused for
-capacity decides anything: the next request is one.
+On probation it gets one request at a time, and one more each half minute while that lasts. Neither a trial whose
+client leaves nor one that is refused for capacity decides anything: the next request is one.
 
 This is soft evidence, for what is asked may be what fails. So nobody is ejected while about as much fails at
 its peers, nor where fewer than half of the pool would be left: never the only backend, and never more than half.
@@ -29,6 +29,7 @@ from msgspec.structs import replace
 from gateway.core.types import SERVING, Slot
 from gateway.pools.facts import Accused, Ejection, HealthState, Policy
 
+_TRIAL_S: Final = 30.0  # a long stream shows nothing for minutes, and may be the only request
 _MARK_S: Final = 5.0
 _MARKS: Final = 7  # the oldest is half a minute ago, or a little more
 
@@ -62,9 +63,14 @@ class Tally:
 
 @dataclass(slots=True)
 class Probation:
-    """Lets one request at a time through; the slot of the one under way."""
+    """Lets one request at a time through, and one more for each half minute that it lasts."""
 
-    slot: Slot | None = None
+    slots: dict[int, Slot] = field(default_factory=dict)  # of those under way, by identity
+
+    def is_taken(self, now: float) -> bool:
+        """Whether the request that was let through last is under way, and not for long yet."""
+        last = next(reversed(self.slots.values()), None)
+        return last is not None and now - last.taken_at < _TRIAL_S
 
 
 def accusation(

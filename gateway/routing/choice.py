@@ -241,7 +241,7 @@ def obstacle(
     """Return why a backend that suits a request cannot take it now; None when it can."""
     if ask.tried and was_tried(backend, ask):
         return Exclusion.ALREADY_TRIED
-    if backend.probation is not None and backend.kept_out and backend.probation.slot is not None:
+    if backend.probation is not None and backend.kept_out and backend.probation.is_taken(now):
         return Exclusion.PROBATION
     window, demand = backend.window_tokens, ask.demand
     if window is not None and demand.exact and demand.total_tokens > window:

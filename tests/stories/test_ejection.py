@@ -83,7 +83,7 @@ async def test_one_that_works_again_is_tried_by_one_request_and_starts_slowly():
         body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 50}
         async with asyncio.TaskGroup() as group:
             trial = group.create_task(world.http.post("/v1/chat/completions", json=body))
-            await world.until(lambda: first.probation.slot is not None)
+            await world.until(lambda: first.probation.slots)
             other.release()
             replies = [(await world.chat(max_tokens=1)).status_code for _ in range(5)]
             assert replies == [200] * 5

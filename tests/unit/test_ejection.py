@@ -280,6 +280,21 @@ def test_after_its_time_one_request_at_a_time_tries_it():
     assert "b1" not in pool.excluded()
 
 
+def test_a_long_trial_keeps_others_away_for_half_a_minute_and_each_of_them_decides():
+    for decides in (0, 1):
+        pool, slots = on_probation(), []
+        for _ in range(2):
+            assert "b1" not in pool.excluded()
+            slots.append(pool.table.take("m/b1", pool.clock.at))
+            pool.later(29.9)
+            assert pool.excluded() == {"b1": Exclusion.PROBATION}
+            pool.later(0.1)
+        pool.ends(slots[decides])
+        assert pool["b1"].phase is Phase.READY
+        pool.ends(slots[1 - decides])
+        assert pool["b1"].in_flight == 0
+
+
 def test_a_trial_that_ends_well_brings_it_back_and_it_starts_slowly():
     pool = on_probation()
     full = pool["b1"].limit.value
