@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 from gateway.config.check import Remark
 from gateway.config.findings import Finding, KeyPath, Severity
@@ -17,6 +19,8 @@ from gateway.config.process import KeysConfig
 from gateway.config.supervision import LaunchConfig
 from gateway.core.errors import ConfigError
 from gateway.launch.disk import why_unwritable
+
+_ENDED: Final = frozenset({"revoked", "expired"})
 
 
 def file_findings(loaded: Loaded, file: Path) -> list[Finding]:
@@ -92,8 +96,10 @@ def _keys(config: Config, keys: KeysConfig, file: Path) -> Iterator[Remark]:
                 yield found
             else:
                 read_pepper(path)
-        elif keys.oidc is None:
-            told = f"{path} has no key, so no client can get in"
+        ended = all(each.state(time.time()) in _ENDED for each in records)
+        if ended and keys.oidc is None:
+            none = "no key that is valid: all were revoked or have expired" if records else "no key"
+            told = f"{path} has {none}, so no client can get in"
             yield Remark(where, "no-keys", told, f"make one: {create}", Severity.WARNING)
     except ConfigError as error:
         yield from _unusable(where, "bad-keys", error)

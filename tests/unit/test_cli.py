@@ -283,6 +283,16 @@ def test_check_warns_of_a_keys_file_without_a_key(run, file, text):
     assert f"make one: `vllm-gateway keys create NAME -c {file}`" in out
 
 
+def test_check_warns_of_a_keys_file_whose_keys_have_all_ended(run, file):
+    for made in (created(run, file), created(run, file)):
+        assert "no-keys" not in run("check", file)[1]
+        assert run("keys", "revoke", made["id"], "-c", file)[0] == 0
+    code, out, _ = run("check", file)
+    assert code == 0
+    told = "has no key that is valid: all were revoked or have expired, so no client can get in"
+    assert f"warning {file.parent / 'keys.yaml'} {told} [no-keys]" in out
+
+
 @pytest.mark.parametrize(
     ("setting", "missing", "code"),
     [
