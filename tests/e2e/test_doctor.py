@@ -37,7 +37,7 @@ def test_the_limit_is_that_of_the_gateway_that_runs(running):
     resource.prlimit(behind.pid, resource.RLIMIT_NOFILE, (600, 600))
     (finding,) = told(behind.config, "file_limit")
     assert finding["verdict"] == "note"
-    assert finding["told"].startswith("The running gateway may open 600 files, enough for 266 of ")
+    assert finding["told"].startswith("The running gateway may open 600 files, enough for 242 of ")
 
 
 def test_the_clock_of_redis_is_asked_for(running):

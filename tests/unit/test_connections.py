@@ -144,7 +144,7 @@ def test_clients_leave_descriptors_for_everything_else(descriptors, backends):
     most = most_connections(descriptors, backends)
     assert most >= 8
     if descriptors >= 200:
-        assert 2 * most + 64 + 4 * backends <= descriptors  # each with its backend's connection
+        assert 2 * most + 112 + 4 * backends <= descriptors  # each with its backend's connection
     assert most_connections(descriptors, backends, 5) == 5
     assert most_connections(descriptors, backends, 10**9) <= max(8, descriptors // 2)
 

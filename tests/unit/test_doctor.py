@@ -473,7 +473,7 @@ def test_the_limit_of_open_files_is_that_of_the_running_gateway():
     assert [(each.verdict, each.told, each.change) for each in few] == [
         (
             "note",
-            "The running gateway may open 1,024 files, enough for 478 of 10,000 clients (`limits.connections`)",
+            "The running gateway may open 1,024 files, enough for 454 of 10,000 clients (`limits.connections`)",
             "LimitNOFILE=65536 in vllm-gateway.service, or ulimit -Hn",
         )
     ]
@@ -486,7 +486,7 @@ def test_fewer_files_do_where_fewer_clients_are_let_in():
     few = config(limits={"connections": 400})
     assert files_finding(few, 1024, "It").verdict == "ok"
     many = config(limits={"connections": 50_000})
-    assert "LimitNOFILE=100068 " in files_finding(many, 65_536, "It").change
+    assert "LimitNOFILE=100116 " in files_finding(many, 65_536, "It").change
 
 
 def test_the_token_of_the_file_is_sent_to_the_listener_of_the_file_and_nowhere_else():
