@@ -17,6 +17,7 @@ from gateway.core.errors import (
     EngineFull,
     MisdirectedReply,
     RequestQuarantined,
+    StaleConnection,
     StreamMoved,
     UpstreamError,
 )
@@ -72,6 +73,9 @@ class Retrying:
         over = await self._judge(down, record, ask, backend, error)
         stream = await self._findable(settings, down, record, ask)
         moved = isinstance(error, StreamMoved)
+        if stream is not None and stream.awaits and isinstance(error, StaleConnection):
+            self._ledger.retried(ask.route.pool, attempts.Next.FRESH_CONNECTION.value)
+            return True  # nobody had its rest
         chance = self._gate.chance(ask) if ask.place is None else Chance.NOW
         if stream is not None:
             if self._measuring.rest(record, ask, stream, chance, moved=moved):
