@@ -35,6 +35,7 @@ class Fleet:
 
     shared: Shared
     make: Maker
+    follows: bool = False  # another gateway or worker supervises
     units: dict[str, Unit] = field(default_factory=dict)
     leaving: dict[asyncio.Task[None], Unit | None] = field(
         default_factory=dict
@@ -55,10 +56,18 @@ class Fleet:
         for gone in before.values():
             self._let_go(gone, self.units.get(gone.id))
 
+    def stand_by(self) -> None:
+        """Let another gateway or worker supervise: until the first look here, probes alone decide."""
+        self.follows = True
+        for unit in self.units.values():
+            unit.found_in_service()
+
     def _new(self, backend: Backend, config: Config) -> Unit | None:
         pool, settings = _settings(backend, config)
         launcher = self.make(backend, config)
-        return None if launcher is None else Unit(backend, pool, settings, launcher, self.shared)
+        if launcher is None:
+            return None
+        return Unit(backend, pool, settings, launcher, self.shared, served=self.follows)
 
     def _keep(self, unit: Unit, backend: Backend, config: Config) -> bool:
         """Have a unit follow what is configured now; False when it is another server by now."""
@@ -88,7 +97,8 @@ class Fleet:
         if heir is None:
             self.shared.table.tend(unit.id, None)
         before = unit.config.launch
-        stops = before is not None and (heir is None or heir.config.launch != before)
+        changed = heir is None or heir.config.launch != before
+        stops = before is not None and changed and not self.follows
         task = start(self._leave(unit, stops=stops), name=f"let go {unit.id}")
         self.leaving[task] = unit if stops else None
         task.add_done_callback(self.leaving.pop)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from gateway.config.models import BackendConfig, PoolConfig
 from gateway.core.aio import Clock, periodic
@@ -49,8 +48,6 @@ from gateway.vllmlog.diagnosis import Diagnosis
 from gateway.watch.adapters import held_by
 from gateway.watch.fetch import Pages
 
-_POLL_S: Final = 0.1
-
 
 @dataclass(frozen=True, slots=True)
 class Shared:
@@ -81,10 +78,12 @@ class Supervised:
         config: BackendConfig,
         launcher: Launcher,
         shared: Shared,
+        *,
+        served: bool = False,  # until the first look its probes decide
     ) -> None:
         self.backend, self.pool, self.config, self.launcher = backend, pool, config, launcher
         self.pages = Pages(backend)
-        self.state: State = Absent(shared.clock.now(), None, looked=False)
+        self.state: State = Absent(shared.clock.now(), None, looked=False, served=served)
         self.observed = Observed(backend, self.pages, launcher, shared.clock, shared.timing)
         self.signs: dict[Cause, Sign] = {}  # what calls for a planned restart of one that serves
         self.diagnosis: Diagnosis | None = None  # of its end or hang, until it is launched anew

@@ -106,12 +106,14 @@ class Supervisor:
     def apply(self, config: Config) -> None:
         """Take over a configuration, after the pool table has.
 
-        Where another way to start a server is configured, what is known of the old one's failures
-        is forgotten: a suspension, and what remedies changed.
+        Who is in charge forgets, where another way to start a server is configured, what is known of
+        the old one's failures: a suspension, and what remedies changed.
         """
         before = {each.id: _ways(each) for each in self.units.values()}
         self._config = config
         self.fleet.apply(config)
+        if not self.in_charge:
+            return
         for unit in self.units.values():
             if before.get(unit.id, _ways(unit)) != _ways(unit):
                 self.clear(unit.id)
@@ -144,8 +146,7 @@ class Supervisor:
     def stand_by(self) -> None:
         """Let another gateway supervise as yet, which hands its backends over as they are. Then `run`."""
         self.in_charge = False
-        for unit in self.units.values():
-            unit.found_in_service()
+        self.fleet.stand_by()
 
     # --- the turn -----------------------------------------------------------------------------------
 
@@ -155,7 +156,7 @@ class Supervisor:
         Cancel: restarts under way are left where they are, and nothing is stopped; see `close`. It may
         be run again, and goes on from there.
         """
-        self.in_charge = True
+        self.in_charge, self.fleet.follows = True, False
         self._drop_overrides()  # the configuration may have changed while no gateway ran
         try:
             async with asyncio.TaskGroup() as group:
@@ -287,8 +288,6 @@ class Supervisor:
                 self.events.note(self.clock, EventKind.SUSPENDED, unit.id, cause.value, told)
             case Wait(why=Why.SUSPENDED):
                 self._suspend(unit, decision, self.intent.why(Mark.SUSPENDED, unit.id))
-            case Wait() | None:
-                pass
 
     def _suspend(self, unit: Unit, decision: Suspend | Wait, told: str) -> None:
         if not isinstance(unit.state, Suspended):
@@ -330,7 +329,7 @@ class Supervisor:
 
     async def hand_over(self, heir: Process) -> None:
         """Leave all that runs to another gateway, which supervises from now on. Call it after `run`."""
-        self.in_charge = False
+        self.in_charge, self.fleet.follows = False, True
         await self.fleet.hand_over(heir)
         await self._leases.release()
 

@@ -15,8 +15,10 @@ from gateway.core.aio import SystemClock
 from gateway.core.events import EventKind
 from gateway.core.types import Phase
 from gateway.heal.decisions import Why
+from gateway.heal.intent import Mark
 from gateway.heal.supervisor import Supervisor
 from gateway.launch import proc
+from gateway.pools.table import PoolTable
 from gateway.store.memory import MemoryStore
 from gateway.store.shared import StoreUnavailable
 from tests.fakelaunch import Script
@@ -827,3 +829,60 @@ async def test_a_healthy_backend_serves_until_it_is_its_turn_on_its_gpu():
             up.set()
             await world.until(lambda: len(world.told(EventKind.STARTED, "m/b1")) == 2)
             assert world.unit().decision is None
+
+
+@story
+async def test_a_reload_of_one_that_has_handed_over_ends_no_stream_of_its_own():
+    async with machine() as on:
+        on["m/b1"].speed = 1.0
+        async with fleet(on, launched(on["m/b1"])) as world, asyncio.TaskGroup() as group:
+            stream = group.create_task(world.chat(stream=True, max_tokens=60))
+            await world.until(lambda: world.backend().in_flight > 0)
+            await world.process.supervisor.hand_over(proc.find(os.getpid()))
+            await world.reload()
+            assert world.phase() is Phase.READY
+            text = (await stream).text
+        assert frames(text)[-1] == "[DONE]"
+        assert '"error"' not in text
+
+
+@story
+async def test_who_only_follows_takes_a_server_that_a_reload_brings_for_what_its_probes_say():
+    async with machine() as on:
+        async with fleet(on, *two(on)) as world:
+            process = world.process
+            store, table = MemoryStore(process.clock), PoolTable(process.clock)
+            table.apply(process.config.pools)
+            config = process.config
+            follows = Supervisor(table, process.clock, store, config, make_launcher=on.launcher)
+            follows.stand_by()
+            follows.intent.say(Mark.SUSPENDED, "m/b2", on=True)  # as of its start
+            process.supervisor.intent.say(Mark.DRAINED, "m/b1", on=True)  # since then
+            kept = (config.state / "intent.json").read_bytes()
+            world.settings["pools"]["m"]["backends"][0]["api_key"] = "another"
+            world.settings["pools"]["m"]["backends"][1]["launch"]["args"] = {"seed": 2}
+            await world.reload()
+            table.apply(process.config.pools)
+            follows.apply(process.config)
+            assert [each.health.tended for each in table] == [None, None]
+            assert (config.state / "intent.json").read_bytes() == kept
+
+
+@story
+async def test_who_only_follows_stops_no_server_that_a_reload_takes_away():
+    async with machine() as on:
+        async with fleet(on, *two(on)) as world:
+            config, clock = world.process.config, world.process.clock
+            table = PoolTable(clock)
+            table.apply(config.pools)
+            follows = Supervisor(
+                table, clock, MemoryStore(clock), config, make_launcher=on.launcher
+            )
+            follows.stand_by()
+            (name, settings), *_ = config.pools.items()
+            fewer = {name: settings.model_copy(update={"backends": settings.backends[1:]})}
+            table.apply(fewer)
+            follows.apply(config.model_copy(update={"pools": fewer}))
+            await follows.close()
+            assert on["m/b1"].running
+            assert not on["m/b1"].stops
