@@ -73,14 +73,14 @@ class LogFile:
             self._position, self._half = offset, b""
             self._fresh.clear()
 
-    def poll(self) -> bool:
-        """Read what came; rotate a file that has grown too large, and return whether it did."""
+    def poll(self, *, rotates: bool = True) -> bool:
+        """Read what came; if it `rotates`, rotate a file that has grown too large, and return whether it did."""
         with self._lock:
             if self.size < self._position:
                 self._position, self._half = 0, b""  # truncated by somebody else
             with contextlib.suppress(OSError):
                 self._read(self.path)
-            if self.size <= self._rotate_at:
+            if not rotates or self.size <= self._rotate_at:
                 return False
             try:
                 self._rotate()

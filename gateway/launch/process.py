@@ -82,6 +82,7 @@ class ProcessLauncher:
         self._lock = asyncio.Lock()
         self._settled = False
         self._known: Record | None = None  # as it was read last
+        self._overhears = ""  # the start of another gateway's, whose log is read
         self._oom_kills = oom_kills or OomKills()
         self._ends: tuple[Incarnation | None, int | None, bool | None] = (None, None, None)
 
@@ -213,10 +214,13 @@ class ProcessLauncher:
         return record.is_ours and bool(known) and known != self._settings_sha256
 
     async def _poll_log(self, record: Record | None) -> None:
-        # One gateway at a time reads and rotates: the one in charge.
-        if record is None or not record.is_ours:
+        # All gateways hear how a start goes on; the one in charge rotates, too.
+        if record is None:
             return
-        if await asyncio.to_thread(self.log_file.poll):
+        if not record.is_ours and self._overhears != record.nonce:
+            self._overhears = record.nonce
+            self._catch_up(record)
+        if await asyncio.to_thread(self.log_file.poll, rotates=record.is_ours):
             kept = self._load()
             if kept is not None and kept.nonce == record.nonce:
                 save(self._record_path, replace(kept, log_offset=0))

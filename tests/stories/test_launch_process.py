@@ -17,6 +17,7 @@ import uvloop
 from gateway.config.supervision import LaunchConfig
 from gateway.launch import proc
 from gateway.launch.launcher import Changes, LaunchError, Obstacle, Runs, Seen, Superseded
+from gateway.launch.logfile import ROTATE_BYTES
 from gateway.launch.oom import Counter, OomKills
 from gateway.launch.process import ProcessLauncher
 from gateway.launch.record import load, save
@@ -566,6 +567,23 @@ def test_a_living_gateways_server_is_left_to_it_and_taken_over_after_it(bench):
             gateway.wait()
             assert not (await launcher.look()).running  # by now it outlived its gateway
             assert bench.left() == []
+
+    uvloop.run(story())
+
+
+def test_the_log_of_another_living_gateways_server_is_read_too(bench):
+    """Else its start would be silent here, and pass for one that hangs."""
+
+    async def story():
+        with another_gateway(bench) as (_, started):
+            launcher = bench.launcher()
+            assert await launcher.look() == Seen(started, Runs.RUNNING)
+            await bench.serving(launcher)
+            with launcher.log_file.path.open("ab") as file:
+                file.write(b"x" * (ROTATE_BYTES + 1) + b"\nlast\n")
+            assert "last" in await launcher.new_lines()
+            assert launcher.log_file.size > ROTATE_BYTES  # who is in charge rotates it
+            await launcher.stop(started, grace_s=GRACE_S)
 
     uvloop.run(story())
 
