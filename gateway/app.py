@@ -207,7 +207,7 @@ def _told(ingress: Ingress, handler: Handler, supervisor: Supervisor, group: Gro
     """Return what this process tells the others that share its store."""
     shared, leads = handler.settings.shared_digest, sorted(supervisor.leads)
     told = this_process(__version__, shared, leads, len(ingress.connections))
-    told = told if group is None else group.named(told)
+    told = told if group is None else group.named(told, in_charge=supervisor.in_charge)
     return told_of(handler.table, supervisor.names, told, handler.gate.queues())
 
 

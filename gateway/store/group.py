@@ -91,10 +91,10 @@ class Group:
         group.channel = Channel(connected, group.answers)
         return group
 
-    def named(self, told: Told) -> Told:
+    def named(self, told: Told, *, in_charge: bool) -> Told:
         """Return what this worker tells of itself, with its place."""
-        place = self.place
-        return msgspec.structs.replace(told, group=place.address[-8:], worker=place.number)
+        group, number = self.place.address[-8:], self.place.number
+        return msgspec.structs.replace(told, group=group, worker=number, in_charge=in_charge)
 
     async def run(self) -> None:
         """Say who this is, and answer until the parent goes. Cancel: closes the connection."""

@@ -34,6 +34,7 @@ class Told(msgspec.Struct, frozen=True):
     leads: tuple[str, ...] = ()  # pools whose backends it restarts
     group: str = ""  # of workers; empty: it is alone
     worker: int = 0  # its number in the group
+    in_charge: bool = True  # of what it launched: no other process has its place
     connections: int = 0  # of clients
     in_flight: dict[str, int] = {}  # requests that it carries, by backend
     queued: dict[str, Queued] = {}  # what waits, by pool
@@ -77,8 +78,12 @@ class Replicas:
         return max(self.least, sum(at - each.heard_at <= ALIVE_S for each in self.every))
 
     def leader(self) -> Told | None:
-        """Return what the leading worker of this one's group told; None while none is heard of."""
-        return next((told for told in self.fellows() if told.worker == LEADER), None)
+        """Return what the leading worker of this one's group told; None while none is heard of.
+
+        Another process may have its place that finishes its requests, or that is yet to take it.
+        """
+        leads = (each for each in self.fellows() if each.worker == LEADER and each.in_charge)
+        return next(leads, None)
 
     def carried_elsewhere(self, backend_id: str, since: float) -> bool:
         """Whether another worker of this group carries requests of a backend, or may still begin some.

@@ -2,10 +2,12 @@
 
 import asyncio
 
+import pytest
+
 from gateway.config.models import Config
 from gateway.core.traffic import Queued
 from gateway.core.types import Phase
-from gateway.heal.following import told_of
+from gateway.heal.following import Following, told_of
 from gateway.heal.names import Names
 from gateway.observe.readings import queued_in_all
 from gateway.ops.moment import Moment
@@ -90,6 +92,28 @@ def test_what_another_version_tells_is_taken_as_far_as_it_is_known():
     told = {each.id: each.told for each in one.every}
     assert told["new"].host == "h2"
     assert told["odd"] == Told()
+
+
+@pytest.mark.parametrize("ids", ["ab", "ba"])
+def test_of_two_processes_of_the_first_worker_the_one_in_charge_is_followed(ids):
+    """One took the other's place, which finishes its streams, and knows nothing more of what is worked on."""
+    clock = HeldClock()
+    store, table = MemoryStore(clock), PoolTable(clock)
+    table.apply(Config(pools={"m": {"backends": [{"name": "b1", "url": "http://h:1"}]}}).pools)
+
+    def worker(number, **more):
+        told = Told("h", number, "1.0", "x", group="g", worker=number, **more)
+        return Replicas(store, clock, lambda: told)
+
+    tends = {"m/b1": ("draining", "restart", "finishing 1 request")}
+    before, after = worker(1, in_charge=False), worker(1, tends=tends)
+    before.id, after.id = ids
+    other = worker(2, in_charge=False)
+    turn(before, after, other)
+    following = Following(table, store, Names(), other)
+    asyncio.run(following.turn())
+    (backend,) = table
+    assert backend.phase is Phase.DRAINING
 
 
 def test_what_other_workers_carry_is_waited_for_until_they_have_told_that_it_is_nothing():
