@@ -95,6 +95,9 @@ class Process:
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while settings are replaced
     upgrades: Upgrades = field(default_factory=Upgrades)
     succeeded: asyncio.Event = field(default_factory=asyncio.Event)  # another process took over
+    finishing: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # processes before it: pid, start
     history: History = field(init=False)
     public_port: int = 0
     admin_port: int = 0

@@ -45,12 +45,14 @@ class Go(msgspec.Struct, frozen=True, tag=True):
     """Read the state folder, and serve. These backends serve, and those of them show metrics.
 
     `restarts` are ordered by operators and not carried out, with why. `tried`: how often they were begun.
+    `finishing` are the processes before the old one that still finish requests: pid, and when it started.
     """
 
     serving: list[str]
     measured: list[str]
     restarts: dict[str, str] = {}
     tried: dict[str, Tries] = {}
+    finishing: list[tuple[int, int]] = []
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

@@ -129,27 +129,30 @@ class Predecessor:
                 pass
 
     def leaves_to(self, process: Process) -> None:
-        """Go on with what operators ordered, and leave it the time to finish its requests. Call it once `gone`."""
+        """Go on with what operators ordered; leave it, and those before it, the time to finish. Call it once `gone`."""
         told = f"process {os.getpid()} with version {__version__} took over"
         process.supervisor.events.note(process.clock, EventKind.UPGRADE, "", "done", told)
         take_up(process.supervisor, self.expects.restarts, self.expects.tried)
         table, carried = process.table, process.table.carried_elsewhere
+        process.finishing = finishing = [*self.expects.finishing]
+        if self._process is not None:
+            finishing.append((self._process.pid, self._process.started))
 
         def carried_there_too(backend_id: str, since: float) -> bool:
-            return self._carries(table.get(backend_id), since) or carried(backend_id, since)
+            there = any(proc.runs(*each) for each in finishing)
+            return (there and _works(table.get(backend_id), since)) or carried(backend_id, since)
 
         table.carried_elsewhere = carried_there_too
 
-    def _carries(self, backend: Backend | None, since: float) -> bool:
-        """Whether it may have requests at a backend: it lives, and the engine did not show since that it is empty."""
-        before = self._process
-        if backend is None or before is None or not proc.runs(before.pid, before.started):
-            return False
-        sample = backend.sample
-        return sample is None or sample.at < since or bool(sample.running or sample.waiting)
-
     def _send(self, message: Message) -> None:
         self._channel.send(encode(message))
+
+
+def _works(backend: Backend | None, since: float) -> bool:
+    """Whether the engine of a backend did not show since then that it is empty."""
+    sample = None if backend is None else backend.sample
+    idle = sample is not None and sample.at >= since and not (sample.running or sample.waiting)
+    return backend is not None and not idle
 
 
 def _why(error: Exception) -> str:

@@ -115,7 +115,8 @@ class Replacement:
             supervisor = self._process.supervisor
             restarts = unfinished(supervisor.units.values())
             tried = {of: tries for of, tries in begun(supervisor).items() if of in restarts}
-            successor.go(Go([each.id for each in serving], measured, restarts, tried))
+            finishing = [each for each in self._process.finishing if proc.runs(*each)]
+            successor.go(Go([each.id for each in serving], measured, restarts, tried, finishing))
             missing = await successor.ready(_READY_S)
         except BaseException:
             self._healing.begin()

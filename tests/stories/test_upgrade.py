@@ -346,6 +346,26 @@ async def test_a_restart_that_is_ordered_is_carried_out_after_the_upgrade_and_cu
         assert all("a leak" in each["detail"] for each in last)
 
 
+@story
+async def test_a_restart_after_two_upgrades_waits_for_what_the_first_process_still_carries():
+    async with served(pools=launches(free_port())) as world, client(world) as http:
+        (before,) = records(world)
+        body = chat(stream=True, max_tokens=2000)
+        async with http.stream("POST", "/v1/chat/completions", json=body) as reply:
+            pieces = reply.aiter_text()
+            text = await anext(pieces)
+            for _ in range(2):
+                ran = await world.upgrade()
+                assert ran.returncode == 0, ran.stderr
+            await world.until(lambda: not runs(world.pids[1]))
+            assert runs(world.pids[0])
+            await order(world, "backends/m/b1:restart", {"force": True})
+            text += "".join([each async for each in pieces])
+        assert frames(text)[-1] == "[DONE]"
+        assert "error" not in text
+        await world.until(lambda: records(world)[0]["pid"] not in (0, before["pid"]))
+
+
 def launches_two(ports, **more):
     """Return a pool of two servers; `more` are settings of the first one."""
     one, two = (json.loads(launches(port).removeprefix("pools: "))["m"] for port in ports)
