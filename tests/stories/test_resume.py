@@ -514,6 +514,36 @@ def test_a_stream_stays_where_it_is_while_nobody_else_has_a_place():
     check()
 
 
+@pytest.mark.parametrize(("step_s", "more"), [(0.005, LONG), (0.1, {})])
+def test_a_stream_does_not_leave_for_a_backend_whose_window_is_too_small_by_now(step_s, more):
+    """One that was restarted with a smaller window, say."""
+
+    @story
+    async def check():
+        large = replace(SIM, decode_step_s=step_s)
+        async with gateway(large, large, pool={"move_after": "0s"}, access=True) as world:
+            task = start(chat_text(world, **more), name="stream")
+            await world.until(lambda: world.in_flight() == 1)
+            here, other = sorted(world.process.table.backends("m"), key=lambda b: -b.in_flight)
+            sim = next(each for each in world.sims if each.url == other.url)
+            sim.state.config = replace(large, max_model_len=64)
+            await world.until(lambda: other.window_tokens == 64)
+            world.process.table.order(here.id, Order.DRAIN)
+            raw = await task
+            assert chunks(raw)
+            assert b'"error"' not in raw
+            await world.settled()
+            assert attempts(world) == [("ok", 1, 0)]
+
+    check()
+
+
+async def chat_text(world, **more):
+    asked = {"model": "m", "stream": True, "temperature": 0, **more}
+    asked["messages"] = [{"role": "user", "content": "tell me " * 60}]
+    return (await world.http.post(PATHS[0], json=asked)).content
+
+
 def bodies(world):
     return [json.loads(each.body) for sim in world.sims for each in sim.requests if each.body]
 

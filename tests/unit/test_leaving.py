@@ -43,4 +43,4 @@ def test_what_was_said_counts_once_however_often_a_stream_moved(moves):
     said = 2 * (moves + 1) + (
         moves == 0
     )  # the first backend's frame with the role is an event, too
-    assert gate.asked == [Demand(3 + said, exact=False, max_new_tokens=20 - said)]
+    assert gate.asked == [Demand(3 + said, exact=True, max_new_tokens=20 - said)]
