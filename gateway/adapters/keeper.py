@@ -142,7 +142,7 @@ class PoolAdapters:
         backends = self._serving()
         for each in backends:
             if each.health.models_known and each.id not in self.changes:
-                known.memory.only(each.id, each.models)
+                known.memory.only(each.id, each.models, self._clock.wall())
         known.gone = {key: until for key, until in known.gone.items() if until > now}
         if not self.leads and (placed := known.elsewhere.placed) is not None:
             self._follow(placed)
@@ -295,6 +295,7 @@ class PoolAdapters:
             return
         late_s = _LEAST_S + _USUALLY * (self.usual_s or _UNKNOWN_S)
         self.changes[backend.id] = Change(move, began_at, began_at + late_s)
+        self.known.memory.begin(backend.id, name, self._clock.wall())
         try:
             await server.load(name, path)
             seconds = self._clock.now() - began_at

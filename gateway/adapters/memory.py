@@ -2,7 +2,9 @@
 
 Of several workers the first one keeps the file. The others hear what it knows (`adapters.together`).
 
-<state>/adapters.json    {"loaded": {"pool/b1": ["sql"]},
+A load that was begun counts once its adapter is listed, for ten minutes: it may end after its deadline, or after us.
+
+<state>/adapters.json    {"loaded": {"pool/b1": ["sql"]}, "begun": {"pool/b1": {"fr": ...}},
                           "orders": {"pool/b1": {"sql": {"keep": true, "path": null, "at": ..., "why": ""}}}}
 """
 
@@ -18,6 +20,7 @@ import msgspec
 from gateway.heal.statefile import read_state, write_state
 
 FILE: Final = "adapters.json"
+_BEGUN_S: Final = 600.0
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -31,6 +34,7 @@ class Order(msgspec.Struct, frozen=True):
 
 class _Kept(msgspec.Struct):
     loaded: dict[str, list[str]] = {}
+    begun: dict[str, dict[str, float]] = {}  # since when, seconds since the epoch
     orders: dict[str, dict[str, Order]] = {}
 
 
@@ -53,18 +57,32 @@ class Memory:
         """Return the adapters that this gateway, or one before it, loaded on a backend."""
         return frozenset(self._kept.loaded.get(backend_id, ()))
 
+    def begin(self, backend_id: str, name: str, at: float) -> None:
+        """Remember that this gateway has a backend load an adapter; `at` is by the wall clock."""
+        self._kept.begun.setdefault(backend_id, {})[name] = at
+        self._save()
+
     def note(self, backend_id: str, name: str) -> None:
         """Remember that this gateway loaded an adapter."""
         names = self._kept.loaded.setdefault(backend_id, [])
+        begun = self._kept.begun.get(backend_id, {}).pop(name, None)
         if name not in names:
             names.append(name)
-            self._save()
+        elif begun is None:
+            return
+        self._save()
 
-    def only(self, backend_id: str, held: Collection[str]) -> None:
+    def only(self, backend_id: str, held: Collection[str], at: float) -> None:
         """Forget loads of adapters that are not in `held`, what the backend lists now."""
+        begun = self._kept.begun.get(backend_id, {})
+        for name in [name for name in begun if name in held]:
+            self.note(backend_id, name)
+        late = [name for name, since in begun.items() if not 0 <= at - since < _BEGUN_S]
         names = self._kept.loaded.get(backend_id, [])
         left = [name for name in names if name in held]
-        if left != names:
+        if late or left != names:
+            for name in late:
+                del begun[name]
             self._kept.loaded[backend_id] = left
             self._save()
 

@@ -61,7 +61,7 @@ def test_what_was_loaded_and_ordered_is_known_to_the_next_gateway(tmp_path):
     memory = Memory(tmp_path)
     memory.note("m/b1", "sql")
     memory.note("m/b1", "fr")
-    memory.only("m/b1", ["fr"])
+    memory.only("m/b1", ["fr"], 0.0)
     memory.order("m/b2", "sql", Order(keep=True, path="/x"))
     memory.order("m/b2", "fr", Order(keep=False))
     memory.order("m/b2", "fr", None)

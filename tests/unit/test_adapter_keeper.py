@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from gateway.adapters.elsewhere import Elsewhere, PoolTold
 from gateway.adapters.keeper import Done, PoolAdapters, Tools
 from gateway.adapters.keepers import Adapters
@@ -25,11 +27,13 @@ UNLOAD_S = 0.1
 class Server:
     """One that loads in a second, but for adapters that it has not."""
 
-    def __init__(self, names, broken=(), stuck=()):
-        self.names, self.broken, self.stuck = names, broken, stuck
+    def __init__(self, names, broken=(), stuck=(), slow=()):
+        self.names, self.broken, self.stuck, self.slow = names, broken, stuck, slow
 
     async def load(self, name, path):
         await asyncio.sleep(LOAD_S)
+        if name in self.slow:
+            raise AdapterError("timeout")
         if name in self.broken:
             raise AdapterError("no such file")
         self.names[name] = path
@@ -56,10 +60,11 @@ class Site:
         pools = {"m": {"backends": [backend], "adapters": adapters}}
         self.house, self.names, self.tasks, self.broken = House(**pools), {}, [], set()
         self.stuck = set()  # what the server does not unload
+        self.slow = set()  # what it loads later than it is waited for
         self.table, self.loop = self.house.table, self.house.loop
         self.table.observe("m/b1", ModelsSeen(self.loop.time(), (BASE,), None, "0.32.0"))
         tools = Tools(
-            self.table, self.loop, Events(), Memory(folder), lambda backend: Server(self.names, self.broken, self.stuck),
+            self.table, self.loop, Events(), Memory(folder), lambda backend: Server(self.names, self.broken, self.stuck, self.slow),
             lambda work, name: self.tasks.append(self.loop.create_task(work)),
         )  # fmt: skip
         self.settings = Config.model_validate({"pools": pools}).pools
@@ -260,6 +265,33 @@ def test_a_gateway_without_the_store_unloads_nothing_that_others_may_use(tmp_pat
     keeps_what_others_use(tmp_path / "0")
     unloads_while_it_leads(tmp_path / "1")
     unloads_nothing_after_its_lease(tmp_path / "2")
+
+
+@held
+async def finds_what_was_being_loaded(folder, *, restarts):
+    """Have a load end after whoever began it lost sight of it, and see that it makes room for another."""
+    site = Site(folder)
+    site.slow.add("a")
+    site.keeper.want("a")
+    await passes(LOAD_S / 2)
+    if restarts:
+        for task in site.tasks:
+            task.cancel()
+        site = Site(folder)
+    site.broken |= {"a", "b"}  # its list has nothing as yet
+    await site.turns(2 * LOAD_S, [])
+    site.names["a"] = "/a"
+    listed = BASE, ServedModel("a", "m", None, "/a")
+    site.table.observe("m/b1", ModelsSeen(site.loop.time(), listed, None, "0.32.0"))
+    site.broken.clear()
+    await site.turns(12 * LOAD_S, ["b"])
+    assert [*site.names] == ["b"]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_an_adapter_whose_load_ended_unseen_is_known_as_loaded_by_a_gateway(tmp_path, restarts):
+    """It timed out, or the gateway was restarted or upgraded meanwhile: else it kept its place for good."""
+    finds_what_was_being_loaded(tmp_path, restarts=restarts)
 
 
 @held
