@@ -115,6 +115,8 @@ class ProcessLauncher:
             record = self._load()
             self._check(record, expected)
             start = prepare(self._launch, changes, {MARK_BACKEND: self._mark})
+            if record is not None:  # as it is: there is space for the next one
+                save(self._record_path, record)
             await self._end(record, grace_s)
             check_address(self._launch)
             return self._begin(start, record)

@@ -149,6 +149,32 @@ def test_a_full_disk_is_named_with_its_path_and_starts_nothing(bench, full_disk)
     uvloop.run(story())
 
 
+def test_a_full_disk_ends_no_server_that_could_not_be_started_anew(bench, full_disk):
+    """A planned restart waits until there is space: its server serves meanwhile."""
+
+    async def story():
+        (full_disk / "filler").unlink()
+        bench.state.mkdir()
+        (bench.state / "run").symlink_to(full_disk)
+        launcher = bench.launcher()
+        started = await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        await bench.serving(launcher)
+        with contextlib.suppress(OSError), (full_disk / "filler").open("wb") as filler:
+            while True:
+                filler.write(b"x")
+                filler.flush()
+        with pytest.raises(LaunchError, match="No space left on device") as caught:
+            await launcher.restart(started, grace_s=GRACE_S, changes=PLAIN)
+        assert caught.value.obstacle is Obstacle.DISK
+        assert await launcher.look() == Seen(started, Runs.RUNNING)
+        (full_disk / "filler").unlink()
+        again = await launcher.restart(started, grace_s=GRACE_S, changes=PLAIN)
+        await bench.serving(launcher)
+        await launcher.stop(again, grace_s=GRACE_S)
+
+    uvloop.run(story())
+
+
 @pytest.mark.parametrize(
     ("command", "obstacle"),
     [
