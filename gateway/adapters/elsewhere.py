@@ -18,6 +18,13 @@ class Placed(msgspec.Struct, frozen=True):
     held: frozenset[str] = frozenset()  # adapters that are loaded
     lacking: dict[str, str] = {}  # those that are not available, and why: an `Exclusion`
 
+    @property
+    def exclusions(self) -> dict[str, Exclusion]:
+        """Why those are not available; a reason that only another version knows is taken for absence."""
+        known = {each.value: each for each in Exclusion}
+        missing = Exclusion.MODEL_MISSING
+        return {name: known.get(why, missing) for name, why in self.lacking.items()}
+
 
 def placed_on(backend: Backend, lacking: Mapping[str, Exclusion]) -> Placed:
     """Return what is told of a backend."""

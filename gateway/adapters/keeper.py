@@ -193,8 +193,7 @@ class PoolAdapters:
             if lacking and each.id not in self._seeing:
                 self._seeing.add(each.id)
                 self._tools.start(self._see_again(each), f"adapters {each.id}")
-            lacking |= {name: Exclusion(why) for name, why in told.lacking.items()}
-            self._table.withhold(each, lacking)
+            self._table.withhold(each, lacking | told.exclusions)
 
     async def _see_again(self, backend: Backend) -> None:
         try:

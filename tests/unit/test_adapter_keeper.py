@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.adapters.elsewhere import Elsewhere, PoolTold
+from gateway.adapters.elsewhere import Elsewhere, Placed, PoolTold
 from gateway.adapters.keeper import Done, PoolAdapters, Tools
 from gateway.adapters.keepers import Adapters
 from gateway.adapters.memory import Memory, Order
@@ -12,6 +12,7 @@ from gateway.adapters.seen import Failure
 from gateway.adapters.together import Together
 from gateway.config.models import Config
 from gateway.core.events import Events
+from gateway.core.exclusion import Exclusion
 from gateway.core.types import ModelsSeen, Need, Route, ServedModel
 from gateway.store.memory import MemoryStore
 from gateway.store.shared import StoreUnavailable
@@ -265,6 +266,24 @@ def test_a_gateway_without_the_store_unloads_nothing_that_others_may_use(tmp_pat
     keeps_what_others_use(tmp_path / "0")
     unloads_while_it_leads(tmp_path / "1")
     unloads_nothing_after_its_lease(tmp_path / "2")
+
+
+@held
+async def follows_another_version(folder):
+    site = Site(folder)
+    site.names["a"] = "/a"
+    site.table.observe(
+        "m/b1", ModelsSeen(site.loop.time(), await Server(site.names).models(), None, "0.32.0")
+    )
+    site.keeper.leads = False
+    placed = {"m/b1": Placed(frozenset("a"), {"a": "adapter_failed", "b": "on_the_moon"})}
+    site.keeper.hear(Elsewhere([PoolTold(placed=placed)]))
+    (backend,) = site.table
+    assert backend.lacking == {"a": Exclusion.ADAPTER_FAILED, "b": Exclusion.MODEL_MISSING}
+
+
+def test_a_reason_that_only_another_version_knows_leaves_the_others_in_force(tmp_path):
+    follows_another_version(tmp_path)
 
 
 @held
