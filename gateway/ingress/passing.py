@@ -135,7 +135,8 @@ class Passing:
             if down.gathering is None:
                 down.started_at = down.started_at or now
 
-        if ask.call.stream and not record.stream and down.gathering is None:
+        goes_on = trailed is not None and trailed.went_on
+        if ask.call.stream and not record.stream and not goes_on:  # nothing of an attempt before
             down.gathering = Gathering(ask.call.dialect, settings.max_reply)
         relay = Relay(
             *(reply, watch, down.gathering or down, self.clock.now()),

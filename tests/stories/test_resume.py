@@ -374,6 +374,25 @@ def test_what_is_put_together_is_what_an_engine_answers(path):
     check()
 
 
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("cut", ["clean_end_without_done:7", "abort_finish:7"])
+def test_a_reply_that_is_made_anew_has_nothing_of_the_one_before(path, cut):
+    """Its backend ended it in order, so it may be sent again, and nobody can go on with what was said."""
+
+    @story
+    async def check():
+        async with gateway(SIM, SIM, pool={"resume_replies": "16"}, access=True) as world:
+            again = await whole_reply(world, path, cut, stop=["never said"], temperature=1)
+            assert again.status_code == 200, again.text
+            choice = again.json()["choices"][0]
+            assert len(choice.get("text") or choice["message"]["content"]) == 40 * 4
+            assert again.json()["usage"]["completion_tokens"] == 40
+            await world.settled()
+            assert attempts(world) == [("ok", 2, 0)]
+
+    check()
+
+
 def test_a_reply_whose_rest_nobody_takes_is_an_error_with_its_status():
     @story
     async def check():
