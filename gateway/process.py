@@ -31,6 +31,7 @@ from gateway.ingress.routes import Readiness
 from gateway.ingress.server import Ingress
 from gateway.ingress.settings import Settings, settings_for
 from gateway.ingress.tracing import Tracing
+from gateway.launch import proc
 from gateway.launch.disk import DiskSpace
 from gateway.launch.gpuload import GpuWatch
 from gateway.observe.ended import EndedRequests
@@ -38,7 +39,7 @@ from gateway.observe.ledger import Ledger
 from gateway.observe.metrics import Metrics
 from gateway.observe.outlet import Outlet
 from gateway.observe.series import Series
-from gateway.ops.reloads import History, Reload
+from gateway.ops.reloads import History, Reload, left_to
 from gateway.ops.upgrading import Upgrades
 from gateway.pools.table import PoolTable
 from gateway.rollout.rollouts import Rollouts
@@ -95,6 +96,7 @@ class Process:
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while settings are replaced
     upgrades: Upgrades = field(default_factory=Upgrades)
     succeeded: asyncio.Event = field(default_factory=asyncio.Event)  # another process took over
+    heir: proc.Process | None = None  # that process, once it serves
     finishing: list[tuple[int, int]] = field(
         default_factory=list
     )  # processes before it: pid, start
@@ -138,14 +140,9 @@ class Process:
 
     def oldest_at(self, backend_id: str) -> float | None:
         """Return when the oldest request came that a backend carries; None when it carries none."""
-        return min(
-            (
-                down.record.received_at
-                for down in self.ingress.live
-                if down.record is not None and down.record.backend_id == backend_id
-            ),
-            default=None,
-        )
+        records = (down.record for down in self.ingress.live if down.record is not None)
+        came = (each.received_at for each in records if each.backend_id == backend_id)
+        return min(came, default=None)
 
     def note_start(self) -> None:
         """Note the configuration that it begins with."""
@@ -294,9 +291,11 @@ async def reload(process: Process, by: str = "SIGHUP", reason: str = "") -> Relo
 
     Streams are untouched, and go on while a thread reads. A file that is not valid keeps the old
     configuration and is logged with every finding. Settings that need a restart are named and keep
-    their old value's effect. Cancel: the old configuration stays.
+    their old value's effect. Where another process took over, it is told to. Cancel: the old configuration stays.
     """
     async with process.changing:
+        if process.heir is not None:
+            return left_to(process.heir, by, reason, process.clock, digest(process.config))
         try:
             before, shared = process.handler.settings, process.shared_keys
             ring = None if shared is None else shared.ring(before.config.tiers)

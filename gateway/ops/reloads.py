@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Final, Protocol
 import msgspec
 
 from gateway.core.aio import Clock
+from gateway.launch.proc import Process, tell
 from gateway.observe.journal import Journal
 
 _KEPT: Final = 200
@@ -78,6 +80,13 @@ class History:
     def newest(self) -> Iterator[Reload]:
         """Go through what is kept, the newest first."""
         return reversed(self._kept)
+
+
+def left_to(heir: Process, by: str, reason: str, clock: Clock, digest: str) -> Reload:
+    """Have the process that took over read its file in place of this one; what comes of it is in its own history."""
+    tell(heir, signal.SIGHUP)
+    told = f"Process {heir.pid} took over, and reads its file now. Its log says what comes of that."
+    return Reload(0, clock.wall(), by, reason, False, digest, (), (told,))
 
 
 def _read(journal: Journal) -> Iterator[Reload]:

@@ -131,9 +131,9 @@ class Replacement:
                 server.stop_accepting()
             process.ingress.leave()
             process.rollouts.hand_over()
-            heir = proc.find(successor.pid)
-            if heir is not None:
-                await process.supervisor.hand_over(heir)
+            process.heir = proc.find(successor.pid)
+            if process.heir is not None:
+                await process.supervisor.hand_over(process.heir)
             notify(MAINPID=successor.pid)
         finally:
             successor.let_go()

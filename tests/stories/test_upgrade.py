@@ -347,6 +347,28 @@ async def test_a_restart_that_is_ordered_is_carried_out_after_the_upgrade_and_cu
 
 
 @story
+async def test_a_reload_that_is_asked_for_during_an_upgrade_is_done_by_the_new_process():
+    async with served(FAST) as world:
+        before, last = world.path.read_text(), 1000
+        os.kill(world.started.pid, signal.SIGUSR2)
+        await world.until(lambda: world.lines("upgrading"))
+        while not world.lines("upgraded"):
+            last += 1
+            world.path.write_text(f"{before}\nlimits: {{connections: {last}}}\n")
+            os.kill(world.started.pid, signal.SIGHUP)
+            await asyncio.sleep(0.05)
+        world.pids.append(int(str(world.lines("upgraded")[0]["message"]).split()[1]))
+        async with asyncio.timeout(20):
+            while (await in_force(world, "limits.connections")) != last:
+                await asyncio.sleep(0.1)
+
+
+async def in_force(world, setting):
+    every = (await admin(world, "/admin/v1/config"))["settings"]
+    return next(each["value"] for each in every if each["setting"] == setting)
+
+
+@story
 async def test_a_restart_after_two_upgrades_waits_for_what_the_first_process_still_carries():
     async with served(pools=launches(free_port())) as world, client(world) as http:
         (before,) = records(world)
