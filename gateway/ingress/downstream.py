@@ -256,6 +256,11 @@ class Downstream:
         )
 
     @property
+    def begun(self) -> bool:
+        """Whether no other model may answer: its client has the head of a reply, or a part of one was made."""
+        return self.started or (self.trailed is not None and self.trailed.went_on)
+
+    @property
     def body_at_hand(self) -> bool:
         """Whether the body can still be sent: it was not dropped, and no backend has more than its head."""
         return not self._dropped and (self.upload is None or not self.upload.sent_on)

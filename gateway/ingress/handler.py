@@ -198,7 +198,7 @@ class Handler:
     ) -> None:  # fmt: skip
         """Have another pool answer, by the limits for its model, what its own cannot take; else raise `error`."""
         asked, cause = ask.route, cause_of(error)
-        if cause is None or down.started or not down.body_at_hand:
+        if cause is None or down.begun or not down.body_at_hand:
             raise error
         pool, catalog = settings.pools[asked.pool], self.catalogs.current(settings.pools)
         before = record.pool, record.adapter, record.demand, record.need, record.backend_id
@@ -217,7 +217,7 @@ class Handler:
                     await charge(self.limiter, plan, settings.prices, record, other)
                 await self._forward(settings, down, record, other)
             except GatewayError as failed:
-                if down.started or (record.attempts > sent and cause_of(failed) is None):
+                if down.begun or (record.attempts > sent and cause_of(failed) is None):
                     raise  # it may have been executed
                 if isinstance(failed, RateLimited | LimitsUnknown):
                     error = failed

@@ -1,9 +1,14 @@
 """The rest of a stream that broke off meets small trouble on its way: it is not lost for it."""
 
 import asyncio
+from dataclasses import replace
 
+import pytest
+
+from gateway.core.aio import start
+from gateway.pools.health import Order
 from tests.stories.support import gateway, story
-from tests.stories.test_resume import SIM, anonymous, read
+from tests.stories.test_resume import PATHS, SIM, anonymous, read
 
 
 async def warmed(world):
@@ -28,3 +33,47 @@ def test_a_rest_that_met_a_dead_idle_connection_is_sent_on_a_fresh_one():
             assert (told["outcome"], told["attempts"], told["resumed"]) == ("ok", 3, 1)
 
     check()
+
+
+TWO_POOLS = """\
+pools:
+  m:
+    resume_replies: "16"
+    fallback: {no_backend: small, overload: small}
+    queue: {max_requests: 0}
+    backends: [<0>, {url: <1>, max_in_flight: 1}]
+  small:
+    backends: [<2>, <3>]
+"""
+
+
+@pytest.mark.parametrize("fault", ["refuse", "full"])
+def test_the_rest_of_a_reply_is_sent_to_no_other_pool(fault):
+    """What was said of it is another model's, and is no prompt of that one."""
+
+    @story
+    async def check():
+        small = replace(SIM, model="small")
+        async with gateway(SIM, SIM, small, small, pools=TWO_POOLS, access=True) as world:
+            broken = await whole_reply(world, PATHS[0], "reset_after:7", others=fault)
+            assert broken.status_code == 502, broken.text
+            assert "no other backend" in broken.json()["error"]["message"]
+            assert [each.body for sim in world.sims[2:] for each in sim.requests if each.body] == []
+
+    check()
+
+
+async def whole_reply(world, path, fault, others):
+    for sim in world.sims[:2]:
+        sim.inject(fault)
+    body = {"model": "m", "max_tokens": 40, "messages": [{"role": "user", "content": "tell me"}]}
+    task = start(world.http.post(path, json=body), name="reply")
+    backends = world.process.table.backends("m")
+    await world.until(lambda: any(each.in_flight for each in backends))
+    (other,) = (n for n, each in enumerate(backends) if not each.in_flight)
+    world.sims[other].clear()
+    if others == "refuse":
+        world.sims[other].inject("refuse")
+    else:
+        world.process.table.order(backends[other].id, Order.CORDON)
+    return await task
