@@ -165,10 +165,13 @@ def check_taken(reply: Reply, ask: Ask, *, plain: bool, falls_back: bool) -> Non
         raise error
 
 
-def answered_late(reply: Reply, call: Call) -> GatewayError:
-    """Return the error that ends a stream whose backend answered with no stream after all."""
+def answered_late(reply: Reply, call: Call, *, goes_on: bool) -> GatewayError:
+    """Return the error of a stream whose backend answered with no stream after all.
+
+    One that was to go on with another's stream refused what no client had asked for.
+    """
     fault = upstream_fault(reply.status, reply.body or b"", call.dialect)
-    if reply.status == 200 or fault.status >= 500:
+    if reply.status == 200 or fault.status >= 500 or goes_on:
         return BackendBroke("the backend did not return a stream")
     return RequestError(fault.message, code=fault.code, param=fault.param)
 

@@ -266,8 +266,12 @@ class Handler:
                             out, silence, fresh=fresh
                         )
                         if reply.status != 200 and reply.body is not None:
-                            falls_back = bool(settings.pools[ask.route.pool].fallback.context)
-                            check_taken(reply, ask, plain=backend.plain, falls_back=falls_back)
+                            falls_back = (
+                                settings.pools[ask.route.pool].fallback.context and not down.begun
+                            )
+                            check_taken(
+                                reply, ask, plain=backend.plain, falls_back=bool(falls_back)
+                            )
                             if reply.status >= 500:
                                 await self.retrying.check_lives(down, record, ask, backend)
                         if record.attempts > 1:

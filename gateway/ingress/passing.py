@@ -183,8 +183,9 @@ class Passing:
         Raises:
             GatewayError: it is no answer to the request.
         """
-        if down.started:  # it waited in public; what came is no stream
-            raise answered_late(reply, ask.call)
+        goes_on = down.trailed is not None and down.trailed.went_on
+        if down.started or goes_on:  # it waited in public, or has begun; what came is no stream
+            raise answered_late(reply, ask.call, goes_on=goes_on)
         veil = ask.route.tenants_apart
         said = answer(reply, ask.call, down.id, record.engine_id, most_bytes, veil=veil)
         record.status, record.outcome, record.usage = said.status, said.outcome, said.usage

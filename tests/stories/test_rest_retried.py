@@ -8,7 +8,7 @@ import pytest
 from gateway.core.aio import start
 from gateway.pools.health import Order
 from tests.stories.support import gateway, story
-from tests.stories.test_resume import PATHS, SIM, anonymous, read
+from tests.stories.test_resume import PATHS, SIM, THREE, anonymous, read
 
 
 async def warmed(world):
@@ -70,10 +70,35 @@ async def whole_reply(world, path, fault, others):
     task = start(world.http.post(path, json=body), name="reply")
     backends = world.process.table.backends("m")
     await world.until(lambda: any(each.in_flight for each in backends))
-    (other,) = (n for n, each in enumerate(backends) if not each.in_flight)
+    other = next(n for n, each in enumerate(backends) if not each.in_flight)
     world.sims[other].clear()
-    if others == "refuse":
-        world.sims[other].inject("refuse")
+    if others != "full":
+        world.sims[other].inject(others)
     else:
         world.process.table.order(backends[other].id, Order.CORDON)
     return await task
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "refuse",
+        "reset_before_headers",
+        "http_500",
+        "http_500:400",
+        "error_frame_after:0",
+        "admission_503",
+    ],
+)
+def test_who_cannot_go_on_with_a_reply_is_passed_over(other):
+    @story
+    async def check():
+        three = THREE.replace("pools: {m: {", 'pools: {m: {resume_replies: "16", ')
+        async with gateway(SIM, SIM, SIM, pools=three, access=True) as world:
+            broken = await whole_reply(world, PATHS[0], "reset_after:7", others=other)
+            assert broken.status_code == 200, broken.text
+            assert broken.json()["usage"]["completion_tokens"] == 40
+            await world.settled()
+            assert [each["attempts"] for each in world.access_lines()] == [3]
+
+    check()
