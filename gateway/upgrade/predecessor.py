@@ -149,10 +149,9 @@ class Predecessor:
 
 
 def _works(backend: Backend | None, since: float) -> bool:
-    """Whether the engine of a backend did not show since then that it is empty."""
+    """Whether an engine may be at work: it did not show since then that it is empty. One that a reload took away may."""
     sample = None if backend is None else backend.sample
-    idle = sample is not None and sample.at >= since and not (sample.running or sample.waiting)
-    return backend is not None and not idle
+    return sample is None or sample.at < since or bool(sample.running or sample.waiting)
 
 
 def _why(error: Exception) -> str:

@@ -423,6 +423,34 @@ async def test_a_restart_that_a_reload_made_due_is_carried_out_once_after_the_up
         assert record(world, "b2")["pid"] == before["b2"]
 
 
+@story
+async def test_a_server_that_a_reload_takes_away_after_an_upgrade_finishes_what_the_old_process_has_there():
+    ports = free_port(), free_port()
+    both = launches_two(ports).replace('"supervision"', '"resume": "off", "supervision"')
+    async with served(pools=both) as world:
+        await are_told(world, "started", 2)
+        body = chat(stream=True, max_tokens=1000)
+        async with (
+            client(world) as http,
+            http.stream("POST", "/v1/chat/completions", json=body) as reply,
+        ):
+            pieces = reply.aiter_text()
+            text = await anext(pieces)
+            ran = await world.upgrade()
+            assert ran.returncode == 0, ran.stderr
+            left = json.loads(both.removeprefix("pools: "))
+            busy = reply.headers["x-gateway-backend"].removeprefix("m/")
+            kept = [each for each in left["m"]["backends"] if each["name"] != busy]
+            left["m"]["backends"] = kept
+            before = world.path.read_text()
+            world.path.write_text(before.replace(both, "pools: " + json.dumps(left)))
+            await order(world, "config:reload", {})
+            text += "".join([each async for each in pieces])
+        assert frames(text)[-1] == "[DONE]"
+        assert "error" not in text
+        await world.until(lambda: not runs(record(world, busy)["pid"]))
+
+
 async def order(world, what, body):
     async with httpx2.AsyncClient(trust_env=False, base_url=world.admin_url) as http:
         reply = await http.post(f"/admin/v1/{what}", json=body)
