@@ -164,6 +164,7 @@ class Adapters:
         if dry_run:
             return self._follows(backend, name, order)
         self.memory.order(backend_id, name, order)
+        keeper.known.failures.pop((backend_id, name), None)  # it is tried at once
         self._changed = True
         said = self._follows(backend, name, order)
         if self._group is not None:

@@ -171,6 +171,31 @@ def test_an_adapter_that_fails_for_weeks_is_tried_each_ten_minutes(tmp_path):
 
 
 @held
+async def obeys_at_once(folder):
+    site = Site(folder)
+    site.broken |= {"a", "b"}
+    adapters = Adapters(
+        *(site.table, site.loop, Events(), Memory(folder), lambda pool: frozenset()),
+        connect=lambda backend: Server(site.names, site.broken),
+    )
+    adapters.apply(site.settings)
+    running = site.loop.create_task(adapters.run())
+    while adapters.pools["m"].done[Done.FAILED] < 12:
+        await passes(LOAD_S)
+    site.broken.clear()
+    adapters.order("m/b1", "a", Order(keep=True))
+    await passes(2 * LOAD_S)
+    assert [*site.names] == ["a"]
+    running.cancel()
+    await asyncio.wait([running])
+
+
+def test_an_order_is_tried_at_once_however_often_a_load_has_failed(tmp_path):
+    """An operator has seen to what was wrong, and is told that it is loaded."""
+    obeys_at_once(tmp_path)
+
+
+@held
 async def is_paused(folder):
     """Pause all changes, as an upgrade does, while a request comes for an adapter that is not there."""
     site, awaited = Site(folder), set()
