@@ -17,9 +17,7 @@ class Ending(Enum):
     """
 
     CONNECT = "connect"  # no connection: refused, unreachable, or not in time; nothing was sent
-    OURS = (
-        "ours"  # this machine had no port, descriptor or memory for a connection; nothing was sent
-    )
+    OURS = "ours"  # this machine had no port, descriptor or memory for a connection
     BROKE = "broke"  # the connection was lost, or what came was no reply, before the client's first byte
     HTTP_5XX = "http_5xx"  # it answered 500 or above, other than a refusal for capacity
     TIMEOUT = "timeout"  # it was silent past its deadline
@@ -28,6 +26,7 @@ class Ending(Enum):
     FULL = "full"  # its own admission control took nothing of it
     STALE = "stale"  # a reused idle connection was closed under it, unanswered
     MOVED = "moved"  # it is drained, and another backend goes on with the stream
+    REST_REFUSED = "rest_refused"  # it answered 4xx to the rest of a stream that another one began
     DOWN = "down"  # it was out of service already, and the request with it
 
     __hash__ = object.__hash__  # members are single objects; Enum's own hash is a call into Python

@@ -35,7 +35,8 @@
     |   |   `-- NothingFree               502     (the gateway's own machine is to blame)
     |   |-- StaleConnection               502     (reused connection died unanswered: one retry)
     |   |-- BackendBroke                  502     (died or spoke nonsense before the first byte)
-    |   |   `-- MisdirectedReply            502     (the reply names another request)
+    |   |   |-- MisdirectedReply            502     (the reply names another request)
+    |   |   `-- RestRefused                 502     (it takes no rest of another's stream)
     |   |-- BackendDown                   502     backend_down             (out of service with it: not retried)
     |   |-- StreamBroke                   502     (after the first byte: an error frame, never a retry)
     |   |   `-- StreamMoved                 502     (cut by us: it has a place elsewhere)
@@ -341,6 +342,12 @@ class MisdirectedReply(BackendBroke):
     """The reply names another request: it was meant for another client, and nobody gets it."""
 
     ending = Ending.MISDIRECTED
+
+
+class RestRefused(BackendBroke):
+    """The backend refuses the rest of a stream that another one began: nobody's mistake, and no failure."""
+
+    ending = Ending.REST_REFUSED
 
 
 class BackendDown(UpstreamError):

@@ -14,6 +14,7 @@ from gateway.core.errors import (
     GatewayError,
     MisdirectedReply,
     RequestError,
+    RestRefused,
     UpstreamError,
 )
 from gateway.core.types import Ask, Call, Dialect, Outcome, RequestRecord, Usage, UsageSource
@@ -171,8 +172,10 @@ def answered_late(reply: Reply, call: Call, *, goes_on: bool) -> GatewayError:
     One that was to go on with another's stream refused what no client had asked for.
     """
     fault = upstream_fault(reply.status, reply.body or b"", call.dialect)
-    if reply.status == 200 or fault.status >= 500 or goes_on:
+    if reply.status == 200 or fault.status >= 500:
         return BackendBroke("the backend did not return a stream")
+    if goes_on:
+        return RestRefused("the backend refused the rest of the stream")
     return RequestError(fault.message, code=fault.code, param=fault.param)
 
 

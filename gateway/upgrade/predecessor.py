@@ -149,7 +149,7 @@ class Predecessor:
 
 
 def _works(backend: Backend | None, since: float) -> bool:
-    """Whether an engine may be at work: it did not show since then that it is empty. One that a reload took away may."""
+    """Whether an engine may be at work: nothing shows since then that it is empty, or a reload took it away."""
     sample = None if backend is None else backend.sample
     return sample is None or sample.at < since or bool(sample.running or sample.waiting)
 

@@ -63,6 +63,17 @@ def test_the_rest_of_a_reply_is_sent_to_no_other_pool(fault):
     check()
 
 
+@story
+async def test_who_refuses_the_rest_of_a_stream_is_no_worse_for_it():
+    async with gateway(SIM, SIM, SIM, pools=THREE) as world:
+        for _ in range(2):
+            resumed = await read(world, fault="reset_after:7", others=["http_500:400"])
+            assert b'"error"' not in resumed
+        told = await world.metrics()
+        assert told.count('reason="rest_refused"') == 1
+        assert 'reason="broke"' not in told
+
+
 async def whole_reply(world, path, fault, others):
     for sim in world.sims[:2]:
         sim.inject(fault)
