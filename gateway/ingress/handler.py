@@ -40,12 +40,7 @@ from gateway.core.errors import (
 )
 from gateway.core.ratelimited import LimitsUnknown, RateLimited
 from gateway.core.traffic import Cause, Fallback
-from gateway.core.types import (
-    Ask,
-    Outcome,
-    RequestRecord,
-    Slot,
-)
+from gateway.core.types import Ask, Outcome, RequestRecord, Slot
 from gateway.ingress.answers import check_taken, own_headers
 from gateway.ingress.bodies import Bodies, call_at_hand
 from gateway.ingress.charging import charge, give_back, settle
@@ -266,12 +261,9 @@ class Handler:
                             out, silence, fresh=fresh
                         )
                         if reply.status != 200 and reply.body is not None:
-                            falls_back = (
-                                settings.pools[ask.route.pool].fallback.context and not down.begun
-                            )
-                            check_taken(
-                                reply, ask, plain=backend.plain, falls_back=bool(falls_back)
-                            )
+                            others = settings.pools[ask.route.pool].fallback.context
+                            falls_back = bool(others) and not down.begun
+                            check_taken(reply, ask, plain=backend.plain, falls_back=falls_back)
                             if reply.status >= 500:
                                 await self.retrying.check_lives(down, record, ask, backend)
                         if record.attempts > 1:
