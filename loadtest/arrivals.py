@@ -100,6 +100,14 @@ PROFILES: Final = {
                 (Kind("long", (60, 160), (192, 384)), 4),
             ),
         ),
+        # The same in tokens, for a simulated engine.
+        Profile(
+            "tight",
+            (
+                (Kind("short", (36, 108), (64, 160)), 16),
+                (Kind("long", (180, 480), (192, 384)), 4),
+            ),
+        ),
     )
 }
 

@@ -1,4 +1,4 @@
-"""The engines that the overload study simulates: they differ by ten times in speed and in cache.
+"""The engines that the overload study simulates: they differ by ten times in speed, and more in cache.
 
 The gateway is not told which one it has; what counts as a good reply is. It follows from what the
 engine can do when it is idle:
@@ -98,6 +98,23 @@ BENCHES: Final = {
             capacity_per_s=46.0,
             steps=(32, 64, 128, 192, 256, 320, 384, 512),
             seconds=15.0,
+            lead_s=6.0,
+        ),
+        # Like a real vLLM with a small model on CPU (`loadtest.real`): its cache is full long before its batch.
+        Bench(
+            "tight",
+            {
+                "max_num_seqs": 32,
+                "num_blocks": 128,
+                "block_size": 32,
+                "max_model_len": 2048,
+                "decode_step_s": 0.008,
+                "prefill_tokens_per_s": 12_000.0,
+            },
+            PROFILES["tight"],
+            capacity_per_s=18.7,
+            steps=(8, 16, 24, 32, 40, 48, 56, 64, 80),
+            seconds=25.0,
             lead_s=6.0,
         ),
     )

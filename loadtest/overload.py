@@ -2,7 +2,7 @@
 
     python -m loadtest.overload run --out FILE [--arms gateway tuned gateway-off direct vllm-router]
         [--scenarios levels surge fairness classes] [--levels 0.5 1 1.5 2 4] [--seconds 15]
-        [--sim slow|study|fast] [--retry] [--router PATH] [--backends URL URL --model tiny --profile tiny] [--add]
+        [--sim slow|study|fast|tight] [--retry] [--router PATH] [--backends URL URL --model tiny --profile tiny] [--add]
     python -m loadtest.overload report FILE        # loadtest/reports/overload.md and its plots
 
 A long study may be measured in slices: with `--add` a run goes on with FILE, at the capacity found

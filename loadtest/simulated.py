@@ -1,6 +1,6 @@
-"""The overload study in simulated time: three kinds of engine, every arm, one table against what is asked.
+"""The overload study in simulated time: four kinds of engine, every arm, one table against what is asked.
 
-    python -m loadtest.simulated [--engines slow study fast] [--arms default ...] [--scenarios ...]
+    python -m loadtest.simulated [--engines slow study fast tight] [--arms default ...] [--scenarios ...]
         [--seeds 1 2 3] [--jobs 2] [--cells] [--out FILE] [--with FILE]
     python -m loadtest.simulated --capacity          # measures the capacities anew, and nothing else
 
@@ -43,7 +43,7 @@ ARMS: Final[dict[str, dict[str, Any] | None]] = {
     "direct": None,
 }
 SCENARIOS: Final = ("levels", "surge", "fairness", "classes", "cold")
-LEVELS: Final = (0.5, 1.0, 2.0, 4.0)
+LEVELS: Final = (0.5, 0.6, 0.8, 0.9, 1.0, 2.0, 4.0)
 COUNT: Final = 2  # servers
 WARM_S: Final = 20.0  # at least, of half load before a cell
 GRACE_TIMES: Final = 3.0  # of the lead: so long after the last arrival what still runs is cut

@@ -15,6 +15,8 @@ TTFT_TIMES: Final = 2.0
 CLASS_TIMES: Final = 2.5
 FAIR_SUCCESS: Final = 0.999
 RETRY_SUCCESS: Final = 0.80
+REFUSED_RATIO: Final = 0.002
+BELOW: Final = ("0.6", "0.8", "0.9")  # the capacity
 
 
 def table_of(cells: Sequence[Found], *, details: bool = False) -> str:
@@ -78,6 +80,10 @@ def _good(cells: Cells, level: str) -> float:
     return float(cells["levels", level]["goodput_per_s"])
 
 
+def _refused(cell: Found) -> float:
+    return float(cell["ends"].get("refused", 0) / cell["offered"])
+
+
 def _against_best(level: str) -> Callable[[Cells, list[Cells], Cells | None], float]:
     return lambda own, others, _: (
         _good(own, level) / max(_good(each, level) for each in others if ("levels", level) in each)
@@ -113,6 +119,12 @@ _LINES: Final[tuple[_Line, ...]] = (
         CAPACITY_RATIO,
         None,
         lambda own, _, off: _good(own, "1") / _good(off, "1"),
+    ),
+    (
+        "refused below 1 x, worst level",
+        None,
+        REFUSED_RATIO,
+        lambda own, *_: max(_refused(own["levels", level]) for level in BELOW),
     ),
     ("p99 first token 2 x / 0.5 x", None, TTFT_TIMES, _first_token("2")),
     ("p99 first token 4 x / 0.5 x", None, TTFT_TIMES, _first_token("4")),
@@ -192,7 +204,7 @@ def _row(cells: Sequence[Found]) -> Iterable[str]:
     yield middle(lambda each: each["ttft_s"] and each["ttft_s"]["p50"], "{:.3f}")
     yield middle(lambda each: each["ttft_s"] and each["ttft_s"]["p99"], "{:.3f}")
     yield middle(lambda each: each["itl_s"] and each["itl_s"]["p99"], "{:.3f}")
-    yield middle(lambda each: each["ends"].get("refused", 0) / each["offered"], "{:.2f}")
+    yield middle(_refused, "{:.3f}")
     yield middle(lambda each: each["refusals"]["at_once_ratio"], "{:.2f}")
     yield middle(lambda each: each["preemptions"], "{:.0f}")
 

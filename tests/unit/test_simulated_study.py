@@ -125,3 +125,15 @@ def test_the_table_marks_what_misses_the_median_and_what_misses_the_worst_seed()
         table_of([*best, cell("default", 1, 9.0), cell("default", 2, 9.6), cell("default", 3, 9.7)])
     )
     assert "0.900 (0.900)!" in line(table_of([*best, cell("default", 1, 9.0)]))
+
+
+def test_the_table_tells_the_worst_share_that_was_refused_below_the_capacity():
+    def cell(label, refused):
+        ends = {"complete": 100 - refused, "refused": refused}
+        found = in_virtual_time(measure(STUDY, "direct", burst(5), seed=1))
+        about = {"engine": "study", "arm": "default", "seed": 1, "scenario": "levels"}
+        return found | about | {"label": label, "ends": ends, "offered": 100}
+
+    text = table_of([cell("0.6", 0), cell("0.8", 3), cell("0.9", 1)])
+    (line,) = (each for each in text.splitlines() if each.startswith("refused below 1 x"))
+    assert "0.030 (0.030)!" in line
