@@ -30,10 +30,16 @@ class KvConfig(Section):
     """When the KV cache of a backend counts as full. The gap between the two prevents flapping."""
 
     stop_admitting: float = setting(
-        0.95, "At or above this KV cache usage (0..1), no new requests.", gt=0, le=1
+        0.95,
+        "A KV cache is filled up to this ratio (0..1). At or above it, a backend closes.",
+        gt=0,
+        le=1,
     )
     resume: float = setting(
-        0.85, "Below this KV cache usage (0..1), requests are admitted again.", ge=0, lt=1
+        0.85,
+        "A backend that has closed is filled up to this ratio only (0..1), until a scrape shows less.",
+        ge=0,
+        lt=1,
     )
 
 

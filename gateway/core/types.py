@@ -342,13 +342,11 @@ class Credit(msgspec.Struct, gc=False):
     held: bool = True
     tenant: str = ""
     sequences: int = 1
+    began_at: float | None = None  # when its first token came, where its pace is known
 
 
 class Slot(msgspec.Struct, gc=False):
-    """A place on a backend, taken from the pool table. Give it back exactly through `release`.
-
-    `release` is synchronous and idempotent, so a `finally` may call it whatever happened before.
-    """
+    """A place on a backend, taken from the pool table. Give it back through `release` alone, in a `finally`."""
 
     backend_id: str
     taken_at: float

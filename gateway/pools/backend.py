@@ -162,7 +162,7 @@ class Backend(Server):
         tokens = credit.unread_tokens
         if slot.sent is not None:  # what was cached after all was not read
             tokens = min(tokens, slot.sent.surely_read_tokens)
-        room.first_token(credit)
+        room.first_token(credit, now)
         limit.reading.first_token(now, seconds, tokens, room.unread_tokens, credit.unread_before)
         limit.first_token(now, seconds, credit.prompt_tokens)
         if slot.sent is not None and self.prefix_index is not None:

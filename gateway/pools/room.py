@@ -6,19 +6,19 @@ requests (prompt plus expected output):
     scraped usage                                the truth, at the time of the scrape
   - what has ended since                         it was counted, and is free again
   + fresh requests, their whole need             sent since, or their prompt is still being read
-  + a quarter of the older ones' expected output   what they will grow by, see below
+  - half of what these have yet to write         if their first token came, see `Writing`
+  + a quarter of the older ones' expected output   what they will grow by
 
-An older request's prompt is in the scraped usage, and so is what it has written. Requests are met at
-all points of their life alike, so on average half of the output is written and half is to come. But
-not all of that at one time: while it is written others end, and free more than it takes.
+An older request's prompt is in the scraped usage, and so is what it has written: half of the output,
+as requests are met at all points of their life alike. Of the half to come half counts, for while it
+is written others end, and free more than it takes. So it is with fresh ones, whose pace is known.
 
 Prompts may share blocks (prefix caching), and expectations err: what is credited is an upper bound.
 The older requests show by how much, and fresh ones are believed to share alike. Without a fresh
 scrape the usage is unknown, not none: then all that is in flight counts in full.
 
 Closing has hysteresis, on the scraped usage alone: closed from `stop_ratio`, open again below
-`resume_ratio`, and `dwell_s` at least in either. While it dwells open, a backend at or over
-`stop_ratio` takes nothing all the same: no room is left.
+`resume_ratio`, `dwell_s` at least in either. Meanwhile it is filled up to `resume_ratio` only.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ from typing import Final
 
 from gateway.core.types import Credit, Exclusion, LoadSample
 from gateway.pools.elsewhere import NOTHING, UnderWay
+from gateway.pools.writing import Writing
 
 _WRITTEN: Final = 0.5  # of the expected output, by a request met at a random point of its life
 # Of the expected output, on top of the scraped usage. Simulated engines of 3,200 to 64,000 tokens at
 # 2 to 4 times their load: with the whole half to come they had no preemption at all, but wrote up to
 # a quarter less; with a quarter 0 to 3 preemptions, with a tenth 5 to 11, without a gateway 130 to 1,950.
 _GROWTH: Final = 0.25
+_LEFT: Final = _GROWTH / _WRITTEN  # of what is left to write: the same, where that is known
 _LEAST_SHARE: Final = 0.1  # when prompts cease to share, one scrape's overrun stays bounded
 _TELLING_RATIO: Final = 0.2  # of the capacity, credited to older requests; less proves no sharing
 _FORGETS: Final = 0.1  # of what was learnt of sharing, per scrape that tells nothing of it
@@ -82,13 +84,12 @@ class Room:
     _old_output: int = 0
     unread_tokens: int = 0  # to be read of the prompts of streams whose first token has not come
     _unseen_tokens: int = 0  # the same of others; the next scrape is taken to show them read
+    writing: Writing = field(default_factory=Writing)
     _ended_tokens: float = 0.0
     _share: float = 1.0  # what a credited token really takes
     tenants: dict[str, int] = field(default_factory=dict)  # tokens in flight, whole needs
     # Counted ever, but for requests that ended before a scrape could show them:
-    _read_before_tokens: int = (
-        0  # whole needs of those whose prompt was read, up to the last scrape
-    )
+    _read_before_tokens: int = 0  # whole needs of those that were read, up to the last scrape
     ended_tokens: int = 0  # what those that ended should have held
     elsewhere: UnderWay = NOTHING  # at other gateways, as they told last
     _read_elsewhere: int = 0  # since the last scrape
@@ -148,7 +149,7 @@ class Room:
             sequences=sequences,
         )
 
-    def first_token(self, credit: Credit) -> None:
+    def first_token(self, credit: Credit, now: float) -> None:
         """Note that the prompt has been read: from the next scrape on, usage shows it."""
         if credit.held and credit.read_at is None:
             prompt, output = credit.prompt_tokens, credit.output_tokens
@@ -159,6 +160,9 @@ class Room:
             self._coming_output -= output
             self._read_prompt += prompt
             self._read_output += output
+            if credit.sequences == 1:  # several write faster than the pace of one
+                credit.began_at = now
+                self.writing.begins(now, output)
 
     def give_back(self, credit: Credit) -> None:
         """Take back a credit, however the request ended; further calls do nothing."""
@@ -179,6 +183,7 @@ class Room:
             self._unseen_tokens -= credit.unread_tokens
             self._read_prompt -= prompt
             self._read_output -= output
+            self.writing.ends(credit.began_at, output)
         else:
             self._old_prompt -= prompt
             self._old_output -= output
@@ -203,8 +208,8 @@ class Room:
         self._old_prompt += self._read_prompt
         self._old_output += self._read_output
         self._read_prompt = self._read_output = self._unseen_tokens = 0
-        self._read_elsewhere = self._ended_elsewhere = 0
-        self._ended_tokens = 0.0
+        self.writing.scraped()
+        self._read_elsewhere, self._ended_elsewhere, self._ended_tokens = 0, 0, 0.0
         self._share = self._shared(sample)
         self._move(sample)
         self._surely_free = self._clear_room(sample)
@@ -247,7 +252,7 @@ class Room:
         An idle backend takes whatever it can hold at all: a request over `stop_ratio` would find no
         better time.
         """
-        capacity, usage = self.capacity_tokens, None
+        capacity, usage, full = self.capacity_tokens, None, False
         reserve = reserves * self._reserve_tokens
         # As `_all_fresh` does: each request pays for a call.
         fresh_tokens = self._coming_tokens + self._read_prompt + self._read_output
@@ -266,12 +271,13 @@ class Room:
             if self._queued(sample):
                 return Exclusion.ENGINE_QUEUED
             usage = sample.kv_usage_ratio
-            if usage is not None and (not self.open or usage >= self.stop_ratio):
-                return Exclusion.KV_FULL
+            full = usage is not None and (not self.open or usage >= self.stop_ratio)
+        why = Exclusion.KV_FULL if full else Exclusion.NO_KV_ROOM
         if capacity is None:
-            return None
-        room = self.stop_ratio * capacity - self._projected(capacity, usage) - reserve
-        return None if need_tokens <= room else Exclusion.NO_KV_ROOM
+            return why if full else None
+        most = self.resume_ratio if full else self.stop_ratio
+        room = most * capacity - self._projected(capacity, usage, now) - reserve
+        return None if need_tokens <= room else why
 
     def enough(self, batch_tokens: int) -> int:
         """Return the room that is enough for a batch of so many tokens, to ask `verdict` for.
@@ -304,7 +310,7 @@ class Room:
         usage = sample.kv_usage_ratio if sample is not None else None
         if capacity is None:
             return Projection(None, usage)
-        tokens = self._projected(capacity, usage)
+        tokens = self._projected(capacity, usage, now)
         return Projection(int(tokens), tokens / capacity)
 
     def _latest(self, now: float) -> LoadSample | None:
@@ -332,7 +338,7 @@ class Room:
         """Return the fresh tokens, those of other gateways too."""
         return self._fresh() + self.elsewhere.coming_tokens + self._read_elsewhere
 
-    def _projected(self, capacity: int, usage: float | None) -> float:
+    def _projected(self, capacity: int, usage: float | None, now: float) -> float:
         others, fresh_tokens = self.elsewhere, self._all_fresh()
         if usage is None:
             older = self._old_prompt + self._old_output
@@ -340,4 +346,5 @@ class Room:
         ended = self._ended_tokens + self._share * self._ended_elsewhere
         grows = _GROWTH * (self._old_output + others.growing_tokens)
         shown = max(0.0, usage * capacity - ended)
-        return max(0.0, shown + self._share * (fresh_tokens + grows))
+        spared = (1 - _LEFT) * self.writing.left_tokens(now)
+        return max(0.0, shown + self._share * (fresh_tokens - spared + grows))

@@ -240,6 +240,7 @@ class PoolTable:
             gap_s = record.token_gap_s if record.stream and not record.resumed else None
             if gap_s is not None:
                 backend.limit.token_gap(record.ended_at or 0.0, record.sent_at or 0.0, gap_s)
+                backend.room.writing.wrote(gap_s)
 
     def highest_came(self, pool: str, now: float) -> None:
         """Note that the highest of several classes uses a pool: a reserve is kept for its next."""

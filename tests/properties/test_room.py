@@ -48,7 +48,7 @@ def walk(room, steps):
             credits.append(room.take(prompt, output, streams=streams, tenant=tenant))
         elif credits:
             credit = credits[what[0] % len(credits)]
-            (room.first_token if kind == "read" else room.give_back)(credit)
+            room.first_token(credit, now) if kind == "read" else room.give_back(credit)
         yield now, kind, credits
 
 
@@ -70,7 +70,7 @@ def test_transitions_are_at_least_a_dwell_apart(steps):
 
 
 @given(steps)
-def test_a_full_backend_never_takes_work_unless_it_is_idle(steps):
+def test_a_full_backend_takes_work_up_to_its_resume_ratio_only_unless_it_is_idle(steps):
     room, usage, running, waiting = Room(), None, 0, 0
     last_scrape = -1.0
     for (now, kind, _), (_, step) in zip(walk(room, steps), steps, strict=True):
@@ -79,7 +79,8 @@ def test_a_full_backend_never_takes_work_unless_it_is_idle(steps):
         fresh = last_scrape >= 0 and now - last_scrape <= room.stale_s
         idle = room.sequences == 0 and running + waiting == 0
         if fresh and usage is not None and usage >= room.stop_ratio and not idle:
-            assert room.verdict(1, now) is not None
+            room_tokens = room.resume_ratio * CAPACITY - room.projection(now).tokens
+            assert room.verdict(math.ceil(room_tokens) + 1, now) is not None
 
 
 @given(steps)
@@ -89,6 +90,18 @@ def test_it_opens_again_once_usage_stayed_below_resume_for_the_dwell(steps):
     for second in range(3):  # from the first low scrape to the last: the dwell
         room.observe(LoadSample(now + second, 0, 0, 0.79, CAPACITY))
     assert room.open
+
+
+@given(steps, st.sampled_from([0.25, 0.03125]))
+def test_what_is_known_of_the_pace_makes_it_look_emptier_by_half_of_the_outputs_at_most(
+    steps, gap_s
+):
+    known, unknown = Room(), Room()
+    known.writing.wrote(gap_s)
+    for (now, _, credits), _ in zip(walk(known, steps), walk(unknown, steps), strict=True):
+        if (most := unknown.projection(now).tokens) is not None:
+            output_tokens = sum(each.output_tokens for each in credits if each.held)
+            assert most - output_tokens / 2 - 1 <= known.projection(now).tokens <= most
 
 
 @given(steps, st.integers(1, CAPACITY))

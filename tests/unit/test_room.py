@@ -47,10 +47,53 @@ def test_a_prompt_that_is_still_being_read_counts_in_full_over_further_scrapes()
 def test_once_read_and_scraped_only_a_quarter_of_the_expected_output_is_added():
     busy = room(0.1)
     credit = busy.take(5000, 100)
-    busy.first_token(credit)
+    busy.first_token(credit, 0.0)
     assert busy.projection(0.5).tokens == 1000 + 5100  # the scrape is from before
     busy.observe(scrape(1.0, 0.6))
     assert busy.projection(1.0).tokens == 6000 + 25
+
+
+def test_of_streams_that_began_since_the_scrape_counts_what_they_wrote_and_half_of_what_is_left():
+    busy = room(0.1)
+    busy.writing.wrote(0.01)
+    credit = busy.take(5000, 100)
+    assert busy.projection(0.5).tokens == 1000 + 5100  # it is not read yet
+    busy.first_token(credit, 0.5)
+    assert busy.projection(0.5).tokens == 1000 + 5000 + 50
+    assert busy.projection(0.9).tokens == 1000 + 5000 + 40 + 30
+    assert busy.projection(2.0).tokens == 1000 + 5100  # no more than was expected
+
+
+def test_short_replies_leave_room_for_others_between_two_scrapes():
+    """Replies of half a second, one after the other: a scrape a second shows none of them."""
+    busy = room(0.0)
+    busy.writing.wrote(0.005)
+    for number in range(90):
+        busy.first_token(busy.take(20, 100), 0.005 * number)
+    assert admits(busy, 120, 0.45)
+
+
+def test_of_a_stream_with_several_choices_the_pace_of_one_tells_nothing():
+    busy = room(0.1)
+    busy.writing.wrote(0.01)
+    credit = busy.take(100, 400, sequences=4)
+    busy.first_token(credit, 0.0)
+    assert busy.projection(0.5).tokens == 1000 + 500
+    busy.give_back(credit)
+    assert busy.projection(0.5).tokens == 1000
+
+
+def test_what_ended_since_the_scrape_leaves_nothing_to_write():
+    busy = room(0.1)
+    busy.writing.wrote(0.01)
+    one, other = busy.take(100, 100), busy.take(100, 100)
+    busy.first_token(one, 0.0)
+    busy.first_token(other, 0.5)
+    busy.give_back(one)
+    assert busy.projection(0.5).tokens == 1000 + 150
+    busy.observe(scrape(1.0, 0.1))
+    busy.give_back(other)
+    assert busy.projection(1.0).tokens == 1000 - 150
 
 
 def test_of_a_request_that_does_not_stream_the_next_scrape_is_taken_to_show_the_prompt():
@@ -63,7 +106,7 @@ def test_of_a_request_that_does_not_stream_the_next_scrape_is_taken_to_show_the_
 def test_what_ended_since_the_scrape_is_free_again():
     busy = room(0.1)
     credit = busy.take(5000, 1000)
-    busy.first_token(credit)
+    busy.first_token(credit, 0.0)
     busy.observe(scrape(1.0, 0.65))
     busy.give_back(credit)
     assert busy.projection(1.0).tokens == 6500 - 5500
@@ -74,9 +117,9 @@ def test_a_request_that_came_and_went_between_scrapes_leaves_no_trace():
     for read in (True, False):
         credit = busy.take(3000, 500)
         if read:
-            busy.first_token(credit)
+            busy.first_token(credit, 0.0)
         busy.give_back(credit)
-        busy.first_token(credit)
+        busy.first_token(credit, 0.0)
         busy.give_back(credit)
     assert busy.sequences == 0
     assert busy.projection(0.0).tokens == 3000
@@ -88,7 +131,7 @@ def test_shared_prompts_do_not_starve_a_backend_whose_usage_stays_low():
     """Ten requests on one prefix of 1,000 tokens: usage stays low and room for more is found."""
     busy = room(0.0)
     for _ in range(6):
-        busy.first_token(busy.take(1000, 100))
+        busy.first_token(busy.take(1000, 100), 0.0)
     busy.observe(scrape(1.0, 0.15))
     for _ in range(10):
         assert admits(busy, 1100, 1.0)
@@ -97,7 +140,7 @@ def test_shared_prompts_do_not_starve_a_backend_whose_usage_stays_low():
 
 def test_little_credit_proves_no_sharing():
     busy = room(0.0)
-    busy.first_token(busy.take(1000, 1000))  # may just have ended early
+    busy.first_token(busy.take(1000, 1000), 0.0)  # may just have ended early
     busy.observe(scrape(1.0, 0.01))
     assert not admits(busy, 9000, 1.0)
 
@@ -113,10 +156,10 @@ def test_a_prompt_is_unread_from_the_taking_to_its_first_token(scraped):
     if scraped:
         busy.observe(scrape(1.0, 0.2))
         assert busy.unread_tokens == 3500
-    busy.first_token(one)
-    busy.first_token(one)
+    busy.first_token(one, 0.0)
+    busy.first_token(one, 0.0)
     assert busy.unread_tokens == 500
-    busy.first_token(other)
+    busy.first_token(other, 0.0)
     assert busy.unread_tokens == 0
 
 
@@ -125,7 +168,7 @@ def test_a_prompt_that_ends_read_or_not_is_unread_no_more(order):
     busy = room(0.1)
     credit = busy.take(3000, 10)
     for step in order.split():
-        (busy.first_token if step == "read" else busy.give_back)(credit)
+        busy.first_token(credit, 0.0) if step == "read" else busy.give_back(credit)
     assert busy.unread_tokens == 0
 
 
@@ -249,7 +292,7 @@ def test_of_an_unknown_capacity_a_batch_asks_for_all_of_it():
 
 def test_stale_metrics_count_all_that_is_in_flight_against_the_last_capacity():
     busy = room(0.0)
-    busy.first_token(busy.take(5000, 1000))
+    busy.first_token(busy.take(5000, 1000), 0.0)
     busy.observe(scrape(1.0, 0.1))
     assert admits(busy, 3000, 4.0)
     assert not admits(busy, 3001, 4.5)
@@ -303,14 +346,29 @@ def test_it_closes_at_stop_and_opens_again_only_below_resume():
     assert verdicts == [closed, closed, closed, admit, admit]
 
 
-def test_it_stays_closed_for_the_dwell_time():
+def test_it_stays_closed_for_the_dwell_time_and_is_filled_up_to_the_resume_ratio_meanwhile():
     one = room(0.95)
     one.observe(scrape(1.0, 0.1))
     assert not one.open
-    assert one.verdict(1, 1.0) is Exclusion.KV_FULL
+    assert admits(one, 7000, 1.0)
+    assert one.verdict(7001, 1.0) is Exclusion.KV_FULL
     one.observe(scrape(2.0, 0.1))
     assert one.open
-    assert admits(one, 1, 2.0)
+    assert admits(one, 8000, 2.0)
+
+
+def test_a_closed_backend_takes_work_again_once_enough_has_ended_whatever_the_next_scrape_shows():
+    """Where replies are short, all that filled it has ended long before it may open."""
+    one = room(0.1)
+    credits = [one.take(1000, 0, streams=False) for _ in range(9)]
+    one.observe(scrape(2.0, 0.95))
+    one.give_back(credits.pop())
+    assert one.verdict(1, 2.1) is Exclusion.KV_FULL
+    for credit in credits:
+        one.give_back(credit)
+    assert not one.open
+    one.take(10, 10)  # else it is idle for all that we know, and takes anything
+    assert admits(one, 7000, 2.5)
 
 
 def test_while_it_dwells_open_a_full_backend_takes_nothing_all_the_same():

@@ -127,6 +127,15 @@ def test_the_table_marks_what_misses_the_median_and_what_misses_the_worst_seed()
     assert "0.900 (0.900)!" in line(table_of([*best, cell("default", 1, 9.0)]))
 
 
+def test_below_its_capacity_an_engine_with_a_small_cache_refuses_nobody_and_keeps_its_pace():
+    """Its replies are over before a scrape shows them: they must not count as if they had just begun."""
+    bench = BENCHES["tight"]
+    (cell,) = (each for each in cells_of(bench, "levels", 3) if each.label == "0.9")
+    found = in_virtual_time(measure(bench, "default", cell, seed=3))
+    assert "refused" not in found["ends"]
+    assert found["goodput_per_s"] > 0.97 * found["offered_per_s"]
+
+
 def test_the_table_tells_the_worst_share_that_was_refused_below_the_capacity():
     def cell(label, refused):
         ends = {"complete": 100 - refused, "refused": refused}

@@ -239,6 +239,19 @@ def test_a_prompt_that_streams_is_read_at_its_first_token_others_at_the_next_scr
     assert backend.room.projection(102.0).tokens == 5400 + 100 + 100
 
 
+def test_the_pace_of_streams_that_ended_tells_what_newer_ones_have_written(table):
+    backend = table.get("m/b1")
+    table.observe("m/b1", Scraped(LoadSample(100.0, 1, 0, 0.1, 10_000)))
+    table.first_token(table.take("m/b1", 100.0, Need(3000, 400, streams=True)), 100.5)
+    assert backend.room.projection(101.0).tokens == 1000 + 3400
+    record = RequestRecord("r", Endpoint.CHAT, 100.0, backend_id="m/b1", stream=True)
+    record.outcome, record.usage = Outcome.OK, Usage(5, 101, UsageSource.UPSTREAM)
+    record.sent_at = record.first_byte_at = 100.0
+    record.ended_at = 100.5  # 5 ms between two tokens
+    table.ended([record])
+    assert backend.room.projection(101.0).tokens == 1000 + 3000 + 100 + 150
+
+
 def test_a_first_token_after_the_end_of_its_request_says_nothing(table):
     backend = table.get("m/b1")
     slot = table.take("m/b1", 100.0, Need(3000, 400, streams=True))
