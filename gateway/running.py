@@ -342,7 +342,7 @@ async def _ticks(process: Process) -> None:
         process.handler.gate.tick(process.clock.now())
         process.handler.shadows.tick()
         process.handler.retrying.quarantine.tick()
-        process.supervisor.moved(process.handler.passing.leaving.take_moved())
+        process.supervisor.moved(process.handler.passing.departing.leaving.take_moved())
         due = loop.time() + TICK_S
 
     await periodic(tick, every_s=TICK_S, name="ticks", jitter_ratio=0.0)

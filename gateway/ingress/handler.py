@@ -44,11 +44,12 @@ from gateway.core.types import Ask, Outcome, RequestRecord, Slot
 from gateway.ingress.answers import check_taken, own_headers
 from gateway.ingress.bodies import Bodies, call_at_hand
 from gateway.ingress.charging import charge, give_back, settle
+from gateway.ingress.departing import Departing
 from gateway.ingress.downstream import Downstream
 from gateway.ingress.drain import shutting_down
 from gateway.ingress.early import Early
 from gateway.ingress.heads import header_lines
-from gateway.ingress.leaving import Leaving, let_go, taken_ahead
+from gateway.ingress.leaving import let_go, taken_ahead
 from gateway.ingress.measuring import UNMEASURED, Measuring
 from gateway.ingress.outgoing import outgoing
 from gateway.ingress.passing import Passing
@@ -99,8 +100,8 @@ class Handler:
         self.retrying = Retrying(
             self.table, self.gate, self.client, self.ledger, self.clock, measuring
         )
-        leaving = Leaving(self.gate, self.clock)
-        self.passing = Passing(self.table, self.ledger, leaving, self.clock)
+        departing = Departing(self.gate, measuring, self.retrying, self.clock)
+        self.passing = Passing(self.table, self.ledger, departing, self.clock)
 
     async def handle(self, down: Downstream) -> None:  # noqa: C901, PLR0915 - the story, in one piece
         """Serve one request; every way out is settled exactly once.

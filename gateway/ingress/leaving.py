@@ -15,8 +15,9 @@ from msgspec import structs
 from gateway.admission.gate import Gate
 from gateway.core.aio import Clock
 from gateway.core.errors import StreamMoved
-from gateway.core.types import Ask, Demand, Phase, Slot
+from gateway.core.types import Ask, Chance, Demand, Phase, Slot
 from gateway.pools.table import Backend
+from gateway.resume.recited import RecitedStream
 from gateway.resume.stream import TrailedStream
 from gateway.routing.choice import failed_at
 
@@ -36,15 +37,25 @@ class Leaving:
 
         `after_s` is how long its backend has to be drained before.
         """
-        now = self._clock.now()
-        drained = backend.phase is Phase.DRAINING and now - backend.health.since >= after_s
-        if not drained or not stream.may_leave:
+        if not self._drained(backend, after_s) or not stream.may_leave:
             return None
         ask.place = self._gate.enter(self._rest(ask, stream, backend))
         if ask.place is None:
             return None
         self._moved[backend.id] += 1
         return StreamMoved("The server that worked on this request is drained. Please retry.")
+
+    def would_leave(
+        self, ask: Ask, stream: RecitedStream, backend: Backend, after_s: float
+    ) -> bool:
+        """Whether a stream of which nobody has told token ids yet has a place elsewhere now. Takes nothing."""
+        if not self._drained(backend, after_s) or not stream.could_leave:
+            return False
+        return self._gate.chance(self._rest(ask, stream, backend)) is Chance.NOW
+
+    def _drained(self, backend: Backend, after_s: float) -> bool:
+        since_s = self._clock.now() - backend.health.since
+        return backend.phase is Phase.DRAINING and since_s >= after_s
 
     def take_moved(self) -> Mapping[str, int]:
         """Return how many streams have left which backends since this was last asked."""

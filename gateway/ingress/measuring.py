@@ -14,6 +14,7 @@ from gateway.admission.gate import Gate
 from gateway.core.aio import beside
 from gateway.core.types import SERVING, Ask, Chance, Demand, Endpoint, Phase, RequestRecord
 from gateway.counting.context import bound, settle, unsettled
+from gateway.counting.ids import Tokens
 from gateway.counting.offers import offers_of
 from gateway.ingress.settings import Settings
 from gateway.pools.table import Backend, PoolTable
@@ -121,7 +122,8 @@ class Measuring:
         if not isinstance(stream, RecitedStream):
             await self.find_seam(settings, ask, stream)
         elif stream.wants_ids:
-            return await self._find_ids(settings, ask, stream)
+            _, failed = await self.find_ids(settings, ask, stream)
+            return failed
         return None
 
     async def find_seam(self, settings: Settings, ask: Ask, stream: TrailedStream) -> None:
@@ -142,34 +144,50 @@ class Measuring:
                 stream.put_seam(tokens, shown[len(text) :])
                 return
 
-    async def _find_ids(
+    async def find_ids(
         self, settings: Settings, ask: Ask, stream: RecitedStream
-    ) -> Backend | None:
-        """Ask for the token ids of the prompt, and of what was shown."""
-        counters, route, prompt = settings.counters, ask.route, None
-        able = [each for each in self._serving(ask) if not each.plain]
-        if not able:
-            return None
-        stream.offer(await offers_of(stream.call))
-        if not stream.wants_ids:
-            return None
-        text = "".join(stream.pieces)
-        said = await counters.tokens_of(text, route, able)
-        for mark in stream.marks if said is not None else ():
-            longer = await counters.tokens_of(text + mark, route, able)
-            if said is None or longer is None or longer.ids[: len(said.ids)] != said.ids:
-                said = None
-        if said is not None and stream.call.endpoint is Endpoint.MESSAGES:
-            prompt = await counters.prompt_ids(stream.call, route, able)
-        elif said is not None:
+    ) -> tuple[bool, Backend | None]:
+        """Ask for the token ids of the prompt, and of what was shown.
+
+        Return whether they are proven, and the backend that failed as it read the prompt for that, if one did.
+        Cancel: nothing is held.
+        """
+        able = self._able(ask)
+        if not able or not stream.offer(await offers_of(stream.call)):
+            return False, None
+        pieces, prompt = stream.pieces, stream.prompt
+        said = await self._said(settings, ask, stream, able)
+        if said is not None and prompt is None and stream.call.endpoint is Endpoint.MESSAGES:
+            prompt = await settings.counters.prompt_ids(stream.call, ask.route, able)
+        elif said is not None and prompt is None:
             reader = min(able, key=lambda each: each.in_flight)
-            salt = settings.salt(ask) if route.tenants_apart else None
+            salt = settings.salt(ask) if ask.route.tenants_apart else None
             try:
-                prompt = await counters.read_ids(stream.call, route, reader, salt)
+                prompt = await settings.counters.read_ids(stream.call, ask.route, reader, salt)
             except OSError:
-                return reader
-        stream.ids_are(prompt or [], *(said or ([], [])))
-        return None
+                return False, reader
+        return stream.ids_are(prompt or [], *(said or ([], [])), pieces), None
+
+    async def find_rest_of_ids(self, settings: Settings, ask: Ask, stream: RecitedStream) -> None:
+        """Ask for the token ids of what was shown by now; those of its prompt are known. Cancel: nothing is held."""
+        pieces = stream.pieces
+        said = await self._said(settings, ask, stream, self._able(ask))
+        stream.ids_are(stream.prompt or [], *(said or ([], [])), pieces)
+
+    async def _said(
+        self, settings: Settings, ask: Ask, stream: RecitedStream, able: Sequence[Backend]
+    ) -> Tokens | None:
+        """Ask for the tokens of what was shown; None where nobody knows, or they may have had more text."""
+        counters, text, marks = settings.counters, "".join(stream.pieces), stream.marks
+        said = await counters.tokens_of(text, ask.route, able)
+        for mark in marks if said is not None else ():
+            longer = await counters.tokens_of(text + mark, ask.route, able)
+            if said is None or longer is None or longer.ids[: len(said.ids)] != said.ids:
+                return None
+        return said
+
+    def _able(self, ask: Ask) -> list[Backend]:
+        return [each for each in self._serving(ask) if not each.plain]
 
     def _serving(self, ask: Ask) -> list[Backend]:
         """Return the backends that serve, and where the request did not fail."""

@@ -15,10 +15,10 @@ from gateway.core.aio import Clock
 from gateway.core.endings import Ending
 from gateway.core.types import Ask, Call, Outcome, RequestRecord, Slot, TrafficFailed, TrafficOk
 from gateway.ingress.answers import answer, answered_late, own_headers, unfit, used, watch_over
+from gateway.ingress.departing import Departing, Departure
 from gateway.ingress.downstream import Downstream
 from gateway.ingress.gathering import Gathering
 from gateway.ingress.keeping import Keeping
-from gateway.ingress.leaving import Leaving
 from gateway.ingress.settings import GoingOn, Settings
 from gateway.observe.ledger import Ledger
 from gateway.pools.table import Backend, PoolTable
@@ -42,7 +42,7 @@ class Passing:
 
     table: PoolTable
     ledger: Ledger
-    leaving: Leaving
+    departing: Departing
     clock: Clock
     keeping: Keeping = field(default_factory=Keeping)
 
@@ -143,8 +143,9 @@ class Passing:
             on_first_token=first_token,
             refuses=partial(unfit, reply, record.engine_id, settings.max_reply),
         )
+        departure = None
         if trailed is not None:
-            relay.leaves = partial(self.leaving.leaves, ask, trailed, backend, pool.move_after_s)
+            departure = self._departure(settings, down, ask, trailed, backend, relay)
         down.relay = relay
         try:
             error = await relay.run()
@@ -154,6 +155,8 @@ class Passing:
                 record.status, record.outcome = reply.status, Outcome.OK
             raise
         finally:
+            if departure is not None:
+                departure.close()
             down.relay = None
             record.first_byte_at = down.started_at
             record.usage = used(watch, reply, record)
@@ -165,6 +168,24 @@ class Passing:
             down.extra_headers = own_headers(record, self.clock.now())
             down.respond(200, _JSON, whole)
             record.first_byte_at = down.started_at
+
+    def _departure(
+        self,
+        settings: Settings,
+        down: Downstream,
+        ask: Ask,
+        trailed: TrailedStream,
+        backend: Backend,
+        relay: Relay,
+    ) -> Departure | None:
+        """Have a stream leave its backend when that is drained; return what is to be closed behind it."""
+        if isinstance(trailed, RecitedStream):
+            departure = Departure(self.departing, settings, down, ask, trailed, backend, relay)
+            relay.leaves = departure.begin
+            return departure
+        after_s = settings.going_on[ask.route.pool].move_after_s
+        relay.leaves = partial(self.departing.leaving.leaves, ask, trailed, backend, after_s)
+        return None
 
     def answered(self, backend: Backend, slot: Slot, status: int) -> None:
         """Note what a reply that came to its end tells of its backend; a 4xx tells nothing."""

@@ -78,7 +78,8 @@ class Recital:
     shows = staticmethod(shown_by_chat)  # the rest always comes as chat chunks
 
     __slots__ = (
-        "_arguments_bytes", "_call", "_given", "_held_back", "_pieces", "_reached", "_shape", "_told_tokens", "_unread",
+        "_arguments_bytes", "_call", "_given", "_held_back", "_pieces", "_reached", "_reached_at",
+        "_shape", "_told_tokens", "_unread",
         "left", "lost", "may_call", "proven", "strayed", "teller",
     )  # fmt: skip
 
@@ -99,6 +100,7 @@ class Recital:
         self._pieces = bytearray()  # JSON strings, with a comma after each
         self._unread = bytearray()  # whole frames
         self._reached: Reached | None = None  # from where another backend can go on
+        self._reached_at = 0  # where `_pieces` ended then
         # The ids that the current backend was started from; None while the first backend writes.
         self._given: Reached | None = None
         self._told_tokens = 0  # of the reply, by the one that went on
@@ -185,18 +187,25 @@ class Recital:
         """The last characters that were shown, as many as a part of a stop string can have."""
         return "".join(self.pieces)[-self._held_back :] if self._held_back else ""
 
-    def ids_are(self, prompt: list[int], reply: list[int], tokens: list[str]) -> bool:
-        """Take the ids of the prompt and of what was shown, if they are proven; `tokens` are the reply's as text."""
+    def ids_are(
+        self, prompt: list[int], reply: list[int], tokens: list[str], pieces: list[str]
+    ) -> bool:
+        """Take the ids of the prompt and of the `pieces` that were shown, and tell whether they are proven.
+
+        `tokens` are the reply's as text. Nobody can go on where more was shown meanwhile.
+        """
         told = self.teller.prompt_tokens
         proven = told in (None, len(prompt)) and bool(prompt) and len(reply) == len(tokens)
-        seam = fits(self.pieces, tokens, self._held_back) if proven else None
-        if seam is not None:
+        seam = fits(pieces, tokens, self._held_back) if proven else None
+        if seam is not None and pieces == self.pieces:
             self._reached = Reached(prompt, reply[:seam], self.again)
-        return self._reached is not None
+            self._reached_at = len(self._pieces)
+        return seam is not None
 
     def reached(self) -> Reached | None:
         """Return from where another backend can go on; None where nobody told that for sure."""
-        return self._reached
+        self._read()
+        return self._reached if self._reached_at == len(self._pieces) else None
 
     def go_back(self, reached: Reached, head: bytes) -> None:
         """Another backend goes on from there."""
@@ -231,7 +240,6 @@ class Recital:
         told, content = b"", self._beyond(delta.content or "")
         if content:
             self._add(content)
-            self._reached = None  # it has come further
             told = self.teller.more(content)
         try:
             told += b"".join([self._called(each) for each in delta.tool_calls or ()])

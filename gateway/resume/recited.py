@@ -1,6 +1,7 @@
 """A stream of Messages or Responses that another backend can go on with: a `TrailedStream` that tells no ids.
 
     it fails             where it is cut, backends are asked for its ids: `wants_ids`, `ids_are`
+    it is to leave       they are asked while its backend still writes: `could_leave`, `ids_are`, `may_leave`
     another goes on      as a chat with the same tools (`offer`), whose frames become events of the stream
 
 An engine that aborts a request ends its text in order, and tells the abort last. So the end of a text is held
@@ -19,6 +20,7 @@ import msgspec
 from gateway.core.endings import Barrier
 from gateway.core.types import Call
 from gateway.resume.recital import ABORTED, Recital
+from gateway.resume.rest import limit_of
 from gateway.resume.retelling import SHOWS_TEXT, tells_abort, tells_error
 from gateway.resume.rules import held_back_chars
 from gateway.resume.stream import TrailedStream
@@ -36,18 +38,20 @@ _BEGINS_CALLS: Final = ("<", "[")
 
 
 class RecitedStream(TrailedStream):
-    """Looks on as a `TrailedStream` does. It does not leave a drained backend: its ids are not known there.
+    """Looks on as a `TrailedStream` does. It leaves a drained backend once its ids are known.
 
     The call that it is made with has all of its body. Without any nobody can go on.
     """
 
-    __slots__ = ("_failed_here", "_held_end", "_passes")
+    __slots__ = ("_failed_here", "_held_end", "_passes", "prompt")
     trail: Recital
+    prompt: list[int] | None  # its ids, once somebody told them
 
     def _new_trail(self, call: Call, shape: Shape, *, by_text: bool) -> Recital:
         self._held_end = b""  # events that end a text
         self._failed_here = False  # the first backend told why; nothing of it that follows counts
         self._passes = False  # a part of an event was passed on
+        self.prompt = None
         return Recital(call.dialect, shape, held_back_chars(call))
 
     def feed(self, data: bytes) -> bytes:
@@ -108,22 +112,49 @@ class RecitedStream(TrailedStream):
         parsed = chosen is not None and bytes(chosen) != b'"none"'
         return _BEGINS_CALLS if parsed and self.trail.pieces else ()
 
-    def offer(self, tools: dict[str, msgspec.Raw] | None) -> None:
-        """Have who goes on offer these tools, as a chat has them; None: nobody knows what they are there."""
+    def offer(self, tools: dict[str, msgspec.Raw] | None) -> bool:
+        """Have who goes on offer these tools, as a chat has them; None: nobody knows what they are there.
+
+        Return whether somebody does.
+        """
         if tools is None:
             self.barrier = Barrier.REQUEST
-        else:
-            self.offers, self.trail.may_call = tools, bool(tools)
+            return False
+        self.offers, self.trail.may_call = tools, bool(tools)
+        return True
 
-    def ids_are(self, prompt: list[int], reply: list[int], tokens: list[str]) -> None:
-        """Go on behind these ids, if they are proven; `tokens` are the reply's as text."""
-        if not self.trail.ids_are(prompt, reply, tokens):
+    def ids_are(
+        self,
+        prompt: list[int],
+        reply: list[int],
+        tokens: list[str],
+        pieces: list[str] | None = None,
+    ) -> bool:
+        """Go on behind these ids, if they are proven, which is returned; `tokens` are the reply's as text.
+
+        `pieces` are what was shown as somebody was asked: its backend may have shown more since.
+        """
+        proven = self.trail.ids_are(
+            prompt, reply, tokens, self.trail.pieces if pieces is None else pieces
+        )
+        if proven:
+            self.prompt = prompt
+        else:
             self.barrier = Barrier.IDS
+        return proven
+
+    @property
+    def could_leave(self) -> bool:
+        """Whether it could be cut now, if somebody told its token ids."""
+        return super().may_leave and not self._held_end
 
     @property
     def may_leave(self) -> bool:
-        """Never: whoever leaves has to know where to go on."""
-        return False
+        """See `TrailedStream`: only where the token ids of all that was shown are known."""
+        if not self.could_leave or (reached := self.trail.reached()) is None:
+            return False
+        limit = limit_of(*self._asked)
+        return limit is None or reached.said_tokens < limit
 
     def _barrier(self) -> Barrier | None:
         return super()._barrier() if self.call.body else Barrier.BODY

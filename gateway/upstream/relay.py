@@ -253,6 +253,13 @@ class Relay:
             if self._connection is not None:
                 self._connection.resume()
 
+    def let_go(self, error: UpstreamError | None = None) -> None:
+        """Read on after a `pause`, if the client reads; with an error cut the stream here: another one goes on."""
+        if error is not None:
+            self._break(error)
+        elif not self._client.writing_paused:
+            self.resume()
+
     def end_early(self, error: GatewayError) -> None:
         """End the stream now for a reason of the gateway's own, which the client is told."""
         self.watch.ends_here()

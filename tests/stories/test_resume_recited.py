@@ -450,7 +450,7 @@ def test_it_does_not_take_the_whole_pool_with_it(path, prefill_tokens_per_s, sai
     check()
 
 
-def large(path):
+def large(path, after=CALLED_BEHIND):
     """Return a body above 64 KiB, most of which are tools and what was said before."""
     field = "messages" if path == MESSAGES else "input"
     tools = [
@@ -458,7 +458,7 @@ def large(path):
         for number in range(10)
         for tool in TOOLS[path]
     ]
-    text = "a long prompt " * 3000 + "[[sim:call=6]]"
+    text = "a long prompt " * 3000 + f"[[sim:call={after}]]"
     return {field: [{"role": "user", "content": text}], "tools": tools}
 
 
