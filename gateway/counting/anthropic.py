@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from gateway.counting.messages import Json, Unmodelled
@@ -19,36 +19,94 @@ def chat_of_message(request: Json) -> Json:
         Unmodelled: images, or what depends on the chat template: system messages among the others,
             changes of tools, an effort, thinking that is switched off.
     """
-    thinking = request.get("thinking")
-    if request.get("output_config") or (thinking and thinking.get("type") == "disabled"):
+    if request.get("output_config"):
         raise Unmodelled("an effort")
-    messages = _system(request.get("system"))
+    chats = chats_of_message(request)
+    if len(chats) > 1:
+        raise Unmodelled("the server decides")
+    return chats[0]
+
+
+def chats_of_message(request: Json) -> list[Json]:
+    """Return the chats that a Messages request may become; its server decides, by its template and flags.
+
+    Where the template wants the system message first, the others are put into that one. Thinking that is
+    switched off is the effort `none`, or `low` where the model always thinks.
+
+    Raises:
+        Unmodelled: images, or changes of tools.
+    """
     given = request.get("messages")
     if not isinstance(given, list):
         raise Unmodelled("no messages")
+    inline = [_system_text(each.get("content")) for each in given if _is_system(each)]
+    system = _system_text(request.get("system"), top=True)
+    among: list[Json] = []
     for message in given:
-        messages += _messages(message)
-    chat: Json = {"messages": messages}
-    if request.get("tools") is not None:
-        chat |= chat_tools(request)
-    if request.get("chat_template_kwargs") is not None:
-        chat["chat_template_kwargs"] = request["chat_template_kwargs"]
-    return chat
+        among += _messages(message)
+    apart = _as_system(system) + among
+    ways = [apart]
+    if inline:
+        beside = [each for each in among if not _is_system(each)]
+        ways.append(_as_system(system + "".join(inline)) + beside)
+    tools = {} if request.get("tools") is None else chat_tools(request)
+    return [
+        {"messages": messages} | tools | told
+        for messages in ways
+        for told in template_kwargs(request, _efforts(request))
+    ]
 
 
-def _system(system: Any) -> list[Json]:
-    if not system:
-        return []
-    if isinstance(system, str):
-        return [{"role": "system", "content": system}]
-    texts = [block.get("text") or "" for block in _objects(system) if block.get("type") == "text"]
-    text = "".join(text for text in texts if not text.startswith(_BILLING_LINE))
+def _efforts(request: Json) -> tuple[str | None, ...]:
+    if (request.get("thinking") or {}).get("type") == "disabled":
+        return "low", "none"
+    return ((request.get("output_config") or {}).get("effort"),)
+
+
+def template_kwargs(request: Json, efforts: Iterable[str | None]) -> list[Json]:
+    """Return what a chat says to its template, for each effort: as vLLM makes it of an effort.
+
+    Raises:
+        Unmodelled: it is none.
+    """
+    given = request.get("chat_template_kwargs") or {}
+    if not isinstance(given, dict):
+        raise Unmodelled("no object")
+    told = [
+        given
+        if each is None
+        else {"enable_thinking": each != "none"} | given | {"reasoning_effort": each}
+        for each in efforts
+    ]
+    return [{"chat_template_kwargs": each} if each else {} for each in told]
+
+
+def _is_system(message: Any) -> bool:
+    return isinstance(message, dict) and message.get("role") == "system"
+
+
+def _as_system(text: str) -> list[Json]:
     return [{"role": "system", "content": text}] if text else []
+
+
+def _system_text(content: Any, *, top: bool = False) -> str:
+    """Return a system message's text. At the `top`, a text that is not in blocks has all of its lines."""
+    if content is None and top:
+        return ""
+    if isinstance(content, str):
+        return content if top or not content.startswith(_BILLING_LINE) else ""
+    blocks = _objects(content)
+    if not top and any(block.get("type") != "text" for block in blocks):
+        raise Unmodelled("changes of tools")
+    texts = [block.get("text") or "" for block in blocks if block.get("type") == "text"]
+    return "".join(text for text in texts if not text.startswith(_BILLING_LINE))
 
 
 def _messages(message: Any) -> list[Json]:
     """Return what one message becomes: results of tools come before the text beside them."""
     role = message.get("role") if isinstance(message, dict) else None
+    if role == "system":
+        return _as_system(_system_text(message.get("content")))
     if role not in ("user", "assistant"):
         raise Unmodelled("a message of another role")
     content = message.get("content")

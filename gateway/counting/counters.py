@@ -127,13 +127,15 @@ class PromptCounters:
         return await self._told(route, backends, partial(ids.tokens_of, text=text))
 
     async def prompt_ids(
-        self, call: Call, route: Route, backends: Sequence[Backend]
-    ) -> list[int] | None:
+        self, call: Call, prompt_tokens: int | None, route: Route, backends: Sequence[Backend]
+    ) -> ids.Prompt | None:
         """Return the token ids of the prompt of a Messages call; None when none of these backends tells.
 
         Cancel: nothing is held.
         """
-        return await self._told(route, backends, partial(ids.prompt_ids, call=call))
+        return await self._told(
+            route, backends, partial(ids.prompt_ids, call=call, prompt_tokens=prompt_tokens)
+        )
 
     async def read_ids(
         self,

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Raw, structs
 
 from gateway.core.types import Call, Endpoint
-from gateway.counting.tokens import Asker, countable, off_loop
+from gateway.counting.anthropic import chats_of_message
+from gateway.counting.messages import Unmodelled
+from gateway.counting.tokens import Asker, off_loop
 from gateway.wire.calls import ENDPOINTS, upstream_body
 from gateway.wire.large import fields_at_hand
 from gateway.wire.objects import decode_or_none, fields_of
@@ -38,6 +40,16 @@ class Tokens(NamedTuple):
 
     ids: list[int]
     texts: list[str]
+
+
+class Prompt(NamedTuple):
+    """The token ids of a prompt, and what its template was told, as JSON."""
+
+    ids: list[int]
+    kwargs: bytes = b"null"
+
+
+_UNKNOWN: Final = Prompt([])
 
 
 class _Tokenized(msgspec.Struct):
@@ -83,20 +95,44 @@ def _for_one_token(
     return upstream_body(asked, served_model=served_model, inject_usage=False, salt=salt)
 
 
-async def prompt_ids(asker: Asker, served_model: str, *, call: Call) -> list[int] | None:
+async def prompt_ids(
+    asker: Asker, served_model: str, *, call: Call, prompt_tokens: int | None
+) -> Prompt | None:
     """Return the ids of the prompt of a Messages call; None when the backend does not tell.
 
-    It is asked about the chat that the request becomes. Nothing proves that it is the same one.
+    It is asked about the chats that the request may become. Those of which the prompt has so many tokens have
+    to be the same one: else there are no ids. Nothing proves that another chat would not have as many.
     Cancel: the request is dropped.
     """
-    body = await off_loop(call, partial(_to_tokenize, call, served_model))
-    told = None if body is None else await _tokenized(asker, body)
-    return None if told is None else told.tokens
+    found, place, chats = _UNKNOWN, 0, 1
+    while place < chats:
+        chats, kwargs, question = await off_loop(
+            call, partial(_to_tokenize, call, served_model, place)
+        )
+        try:
+            told = await _tokenized(asker, question, may_refuse=True) if chats else None
+        except OSError:
+            return None
+        if told is not None and prompt_tokens in (None, len(told.tokens)):
+            if found.ids not in ([], told.tokens):
+                return _UNKNOWN
+            found = found if found.ids else Prompt(told.tokens, kwargs)
+        place += 1
+    return found
 
 
-def _to_tokenize(call: Call, served_model: str) -> bytes | None:
-    chat = countable(call)
-    return None if chat is None else tokenize_request(chat, served_model)
+def _to_tokenize(call: Call, served_model: str, place: int) -> tuple[int, bytes, bytes]:
+    """Return how many chats a call may become, what the template of the one at a place is told, and the question."""
+    try:
+        chats = chats_of_message(msgspec.json.decode(call.body, type=dict[str, Any]))
+    except (Unmodelled, msgspec.DecodeError, RecursionError, AttributeError):
+        return 0, b"", b""
+    chat = chats[place]
+    body = msgspec.json.encode(chat)
+    asked = structs.replace(call, endpoint=Endpoint.CHAT, body=body, fields=None, places=None)
+    question = tokenize_request(asked, served_model)
+    assert question is not None  # it is a chat
+    return len(chats), msgspec.json.encode(chat.get("chat_template_kwargs")), question
 
 
 async def tokens_of(asker: Asker, served_model: str, *, text: str) -> Tokens | None:
@@ -108,13 +144,23 @@ async def tokens_of(asker: Asker, served_model: str, *, text: str) -> Tokens | N
         return Tokens([], [])
     asked = {"model": served_model, "prompt": text, "add_special_tokens": False}
     body = msgspec.json.encode(asked | {"return_token_strs": True})
-    told = await _tokenized(asker, body)
+    try:
+        told = await _tokenized(asker, body)
+    except OSError:
+        return None
     return None if told is None or told.token_strs is None else Tokens(told.tokens, told.token_strs)
 
 
-async def _tokenized(asker: Asker, body: bytes) -> _Tokenized | None:
-    try:
-        status, reply = await asker.post("/tokenize", body, timeout_s=_WITHIN_S)
-    except OSError:
+async def _tokenized(asker: Asker, body: bytes, *, may_refuse: bool = False) -> _Tokenized | None:
+    """Return what `POST /tokenize` tells; None: its template refuses the chat, which it may.
+
+    Raises:
+        OSError: it does not tell.
+    """
+    status, reply = await asker.post("/tokenize", body, timeout_s=_WITHIN_S)
+    if status == 400 and may_refuse:
         return None
-    return decode_or_none(_TOKENIZED, reply) if status == 200 else None
+    told: _Tokenized | None = decode_or_none(_TOKENIZED, reply) if status == 200 else None
+    if told is None:
+        raise OSError(f"http_{status}")
+    return told

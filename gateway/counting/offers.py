@@ -1,4 +1,4 @@
-"""What tools a Messages or Responses request offers, as the chat has them that goes on with its stream.
+"""What a Messages or Responses request offers to its model, as the chat has it that goes on with its stream.
 
 Source: vLLM 0.32, `entrypoints/anthropic/serving.py` and `openai/responses/utils.py`.
 """
@@ -12,19 +12,22 @@ import msgspec
 from msgspec import Raw
 
 from gateway.core.types import Call, Endpoint
-from gateway.counting.anthropic import chat_tools
+from gateway.counting.anthropic import chat_tools, template_kwargs
 from gateway.counting.messages import Json, Unmodelled, flat_tools
 from gateway.counting.tokens import off_loop
 from gateway.wire.large import fields_at_hand
 from gateway.wire.objects import fields_of
 
-_NAMES: Final[tuple[str, ...]] = ("tools", "tool_choice", "parallel_tool_calls")
+_NAMES: Final[tuple[str, ...]] = (
+    *("tools", "tool_choice", "parallel_tool_calls"),
+    *("chat_template_kwargs", "reasoning"),  # of a response; for a message, its prompt decides
+)
 # Of a response, the model is shown no others; two of these are not told as plain functions.
 _SHOWN: Final = ("function", "custom", "namespace")
 
 
 async def offers_of(call: Call) -> dict[str, Raw] | None:
-    """Return the fields of a chat that offer the same tools; None where that is not known.
+    """Return the fields of a chat that offer the same tools, and tell its parser the same; None: nobody knows them.
 
     Cancel: nothing is held.
     """
@@ -36,6 +39,8 @@ def _read(call: Call) -> dict[str, Raw] | None:
     try:
         given = {name: msgspec.json.decode(fields[name]) for name in _NAMES if name in fields}
         told = _chosen(given, call.endpoint) if given.get("tools") else {}
+        if call.endpoint is Endpoint.RESPONSES:
+            told |= template_kwargs(given, [(given.get("reasoning") or {}).get("effort")])[0]
     except (Unmodelled, msgspec.DecodeError, RecursionError, AttributeError):
         return None
     return {name: Raw(msgspec.json.encode(value)) for name, value in told.items()}

@@ -158,7 +158,12 @@ class Measuring:
         pieces, prompt = stream.pieces, stream.prompt
         said = await self._said(settings, ask, stream, able)
         if said is not None and prompt is None and stream.call.endpoint is Endpoint.MESSAGES:
-            prompt = await settings.counters.prompt_ids(stream.call, ask.route, able)
+            told = await settings.counters.prompt_ids(
+                stream.call, stream.prompt_tokens, ask.route, able
+            )
+            if told is not None:
+                prompt = told.ids
+                stream.render_with(told.kwargs)
         elif said is not None and prompt is None:
             reader = min(able, key=lambda each: each.in_flight)
             salt = settings.salt(ask) if ask.route.tenants_apart else None

@@ -120,8 +120,18 @@ class RecitedStream(TrailedStream):
         if tools is None:
             self.barrier = Barrier.REQUEST
             return False
-        self.offers, self.trail.may_call = tools, bool(tools)
+        self.offers, self.trail.may_call = tools, "tools" in tools
         return True
+
+    def render_with(self, kwargs: bytes) -> None:
+        """Have who goes on tell its parser of reasoning what the prompt's template was told: JSON, or null."""
+        if kwargs != b"null":
+            self.offers = self.offers | {"chat_template_kwargs": msgspec.Raw(kwargs)}
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """How many its prompt has, as the first backend told; None: it did not."""
+        return self.trail.teller.prompt_tokens
 
     def ids_are(
         self,

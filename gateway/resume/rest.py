@@ -85,7 +85,8 @@ def _as_chat(
     call: Call, body: dict[str, msgspec.Raw], offers: dict[str, msgspec.Raw]
 ) -> tuple[Call, dict[str, msgspec.Raw]]:
     """Return a call of Messages or Responses as one for a chat, whose prompt is to stand in token ids."""
-    fields = {name: body[name] for name in _SAMPLING if name in body} | offers
+    known = _OF_MESSAGES if call.dialect is Dialect.MESSAGES else _SAMPLING
+    fields = {name: body[name] for name in known if name in body} | offers
     usage = msgspec.Raw(b'{"include_usage":true}')
     if stops := stops_of(call):
         fields["stop"] = _encoded(stops)
@@ -128,6 +129,8 @@ _SAMPLING: Final[tuple[str, ...]] = (
     *("model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "logit_bias"),
     *("ignore_eos", "stop_token_ids", "skip_special_tokens", "cache_salt", "priority"),
 )
+# Of a message, vLLM (0.32) takes no notice of the others.
+_OF_MESSAGES: Final = ("model", "temperature", "top_p", "top_k", "cache_salt")
 _STAND_IN: Final = msgspec.Raw(b'[{"role":"user","content":"."}]')
 
 

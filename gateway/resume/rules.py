@@ -12,11 +12,19 @@ backend fails.
     stop strings with tools or min_tokens               nobody can tell how much text is held back
     images and audio                                    a prompt of token ids has none
 
-Of Messages and Responses, thinking bars a stream, too: what is shown is not all of the text then, so its tokens
-cannot be told from it. (`adaptive` asks for nothing; a reply that shows thinking all the same is barred.) Tools do
-not bar a stream, until one is called (`resume.recited`).
+Of Messages and Responses, these bar a stream, too:
 
-Source: vLLM 0.32, `v1/sample` and `renderers/online_renderer.py`; each was seen there.
+    thinking: enabled                    what is shown is not all of the text, and its budget counts what is not
+    output_config: format                a grammar
+    include_reasoning: false             as thinking
+    mcp_servers, container, compaction   a server that knew them would change the prompt
+
+and these do not: thinking that is `disabled`, and an effort, change the prompt only, and what parsers of reasoning
+are told (`counting.anthropic`); `adaptive` asks for nothing. A reply that shows thinking all the same is barred. Of
+the others in `_HARMLESS_THERE`, vLLM ignores what tells who asks, how it is billed and how fast it is served. Tools
+do not bar a stream, until one is called (`resume.recited`).
+
+Source: vLLM 0.32, `v1/sample`, `renderers/online_renderer.py` and `entrypoints/anthropic`; each was seen there.
 """
 
 from __future__ import annotations
@@ -89,8 +97,11 @@ _HARMLESS_THERE: Final = frozenset(
         *("repetition_penalty", "logit_bias", "ignore_eos", "stop_token_ids"),
         *("metadata", "user", "store", "service_tier", "priority", "cache_salt", "request_id"),
         *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls"),
-        "context_management",  # of agents; vLLM does not know it
-        "tools",  # `counting.offers` reads them once a stream broke off
+        *("context_management", "client_metadata"),  # of agents; vLLM does not know them
+        *("cache_control", "diagnostics", "speed", "inference_geo", "betas"),  # nor these
+        *("fallbacks", "fallback_credit_token", "billing_policy", "user_profile_id"),
+        *("workspace_id", "session_id"),
+        *("tools", "chat_template_kwargs"),  # `counting.offers` reads them once a stream broke off
         # These have no effect unless the request also has a field that bars it, or none at all.
         *("max_tool_calls", "reasoning", "top_logprobs"),
     }
@@ -110,6 +121,12 @@ def _is_free_there(value: Any, body: Mapping[str, Any]) -> bool:
     return chosen is None or chosen == "auto" or chosen == "none"
 
 
+def _is_effort(value: Any, body: Mapping[str, Any]) -> bool:
+    if not isinstance(value, dict):
+        return value is None
+    return value.keys() <= {"effort", "format"} and value.get("format") is None
+
+
 def _is_plain_stop_of(prompt: str) -> Callable[[Any, Mapping[str, Any]], bool]:
     """Return what judges the stop strings of the dialect that has its prompt in this field."""
 
@@ -125,8 +142,10 @@ _BY_VALUE_THERE: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], bool]]] =
     **dict.fromkeys(_UNSET_THERE, _is_unset),
     "tool_choice": _is_free_there,
     "thinking": lambda value, body: (
-        not value or (isinstance(value, dict) and value.get("type") == "adaptive")
+        not value or (isinstance(value, dict) and value.get("type") in ("adaptive", "disabled"))
     ),
+    "output_config": _is_effort,
+    "include_reasoning": lambda value, body: value is None or value is True,
     "stop": _is_plain_stop_of("input"),
     "stop_sequences": _is_plain_stop_of("messages"),
     "include": lambda value, body: (

@@ -9,6 +9,7 @@ from typing import Any, Final
 from gateway.sim.config import SimConfig
 from gateway.sim.errors import SimError, bad_value, invalid, missing, unknown_model
 from gateway.sim.http import Received
+from gateway.sim.messages import chat_of_message, check_order, effort_of
 from gateway.sim.steering import Control, parse_control
 from gateway.sim.text import BEGIN, begun_in, detokenize, render_chat, tokenize
 
@@ -118,7 +119,7 @@ def parse_ask(path: str, body: dict[str, Any], config: SimConfig, adapters: list
         text = "Stream options can only be defined when `stream=True`. (parameter=stream_options)"
         raise SimError(400, text, param="stream_options")
     adapter = resolve_model(body, config, adapters)
-    prompts, text = _prompts(path, body)
+    prompts, text = _prompts(path, body, config)
     begun_tokens = 0
     given = _given_ids(body, config) if path in (CHAT, MESSAGES, RESPONSES) else None
     if given is not None:
@@ -165,20 +166,29 @@ def _given_ids(body: dict[str, Any], config: SimConfig) -> tuple[int, ...] | Non
     return None if ids is None or body.get("echo") else _prompt_ids(ids, begin=False)
 
 
-def count_chat(path: str, body: dict[str, Any]) -> tuple[list[int], str]:
-    """Render a chat-like body to token ids and to the text in it."""
+def count_chat(path: str, body: dict[str, Any], config: SimConfig) -> tuple[list[int], str]:
+    """Render a chat-like body to token ids and to the text in it.
+
+    Raises:
+        SimError: no list of messages, or an order that the template refuses.
+    """
     messages = body.get("messages", body.get("input", []))
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
-    system = body.get("system") if path.startswith(MESSAGES) else body.get("instructions")
     if not isinstance(messages, list):
         text = "Input should be a valid list"
         raise invalid("list_type", "body.messages", text, repr(messages))
+    system = body.get("instructions")
     messages = ([{"role": "system", "content": system}] if system else []) + messages
+    if path.startswith(MESSAGES):
+        messages = chat_of_message(body, system_first=config.system_first)
+    elif config.system_first:
+        check_order(messages)
     open_reply = body.get("add_generation_prompt", True)
     goes_on = bool(body.get("continue_final_message")) and bool(messages)
     tools = [_as_chat_has(each) for each in body.get("tools") or ()]
-    ids = render_chat(messages, tools, open_reply=open_reply, goes_on=goes_on)
+    effort = effort_of(body) if config.reads_effort else None
+    ids = render_chat(messages, tools, open_reply=open_reply, goes_on=goes_on, effort=effort)
     return ids, "\n".join(_texts(messages))
 
 
@@ -232,12 +242,14 @@ def _cache_salt(body: dict[str, Any]) -> str:
     return str(salt)
 
 
-def _prompts(path: str, body: dict[str, Any]) -> tuple[tuple[tuple[int, ...], ...], str]:
+def _prompts(
+    path: str, body: dict[str, Any], config: SimConfig
+) -> tuple[tuple[tuple[int, ...], ...], str]:
     if path == CHAT_BATCH:
-        chats = [count_chat(CHAT, body | {"messages": each}) for each in body["messages"]]
+        chats = [count_chat(CHAT, body | {"messages": each}, config) for each in body["messages"]]
         return tuple(tuple(ids) for ids, _ in chats), "\n".join(text for _, text in chats)
     if path != COMPLETIONS:
-        ids, text = count_chat(path, body)
+        ids, text = count_chat(path, body, config)
         return (tuple(ids),), text
     prompt = body.get("prompt")
     if not prompt:

@@ -64,7 +64,7 @@ def tokenize_body(body: dict[str, Any], state: SimState) -> dict[str, Any]:
     """POST /tokenize: a prompt or messages."""
     resolve_model(body, state.config, list(state.adapters))
     if "messages" in body:
-        ids, _ = count_chat("", body)
+        ids, _ = count_chat("", body, state.config)
     elif isinstance(body.get("prompt"), str):
         ids = ([BEGIN] if body.get("add_special_tokens", True) else []) + tokenize(body["prompt"])
     else:

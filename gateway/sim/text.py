@@ -58,9 +58,13 @@ def render_chat(
     *,
     open_reply: bool = True,
     goes_on: bool = False,
+    effort: str | None = None,
 ) -> list[int]:
     """Apply the chat template: messages (and tools) to token ids; with `goes_on` the last one is not ended."""
     ids: list[int] = []
+    if effort is not None:
+        told = "do not think at all" if effort == "none" else f"effort {effort}"
+        ids += [START, ROLES["system"], *tokenize(told), END]
     if tools:
         ids += [START, TOOLS, *tokenize(json.dumps(tools, separators=(",", ":"))), END]
     for message in messages:

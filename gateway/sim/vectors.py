@@ -259,7 +259,7 @@ def _prompts(body: dict[str, Any], config: SimConfig) -> list[list[int]]:
     first = given[0] if isinstance(given, list) and given else None
     if isinstance(first, dict) or (isinstance(first, list) and isinstance(first[0], dict)):
         several = given if isinstance(first, list) else [given]
-        prompts = [list(count_chat("", {"messages": chat})[0]) for chat in several]
+        prompts = [list(count_chat("", {"messages": chat}, config)[0]) for chat in several]
     else:
         alone = isinstance(given, str) or isinstance(first, int | float)
         prompts = [_ids(one) for one in ([given] if alone else given)]

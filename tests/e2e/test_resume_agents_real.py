@@ -1,12 +1,14 @@
-"""What agents ask for: messages and responses with tools, whose real vLLM is killed before one is called."""
+"""What agents ask for: messages and responses with tools, whose real vLLM is killed or drained before one is called."""
 
 import asyncio
 import itertools
 import json
 import pathlib
 import signal
+import time
 from dataclasses import dataclass
 
+import httpx2
 import pytest
 
 from tests.e2e.resuming import (
@@ -15,6 +17,7 @@ from tests.e2e.resuming import (
     client,
     in_flight,
     read,
+    resumed,
     to,
     unresumed,
 )
@@ -35,15 +38,40 @@ FLAGS = (
 PADDED = {"metadata": {"notes": "x" * 100_000}}  # a large body of few tokens
 
 
-@pytest.fixture
-def servers(shared_engines):
-    yield shared_engines.serving(2, *FLAGS)
+# What Claude Code and Codex say besides. The template knows of no effort, and of system messages anywhere.
+MORE_OF_MESSAGES = (
+    {"thinking": {"type": "disabled"}},
+    {
+        "thinking": {"type": "adaptive"},
+        "output_config": {"effort": "high"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    },
+)
+MORE_OF_RESPONSES = (
+    {"reasoning": {"effort": "low", "summary": "auto"}, "client_metadata": {"session": "s"}},
+    {"chat_template_kwargs": {"enable_thinking": False}},
+)
+
+
+@pytest.fixture(scope="module")
+def flags(shared_engines):
+    yield FLAGS
     shared_engines.stop(*FLAGS)
 
 
+@pytest.fixture
+def servers(shared_engines, flags):
+    return shared_engines.serving(2, *flags)
+
+
 def chat_of(number):
-    """Return the messages of a chat; every fourth conversation has called a tool before."""
+    """Return the messages of a chat; every fourth conversation has called a tool before, or was reminded of something."""
     said = {"role": "user", "content": f"tell {number // 2}"}
+    if number // 2 % 4 == 1:
+        system, reminder = (
+            {"role": "system", "content": text} for text in ("be kind", "keep to the point")
+        )
+        return [system, said, reminder, {"role": "user", "content": "go on"}]
     if number // 2 % 4:
         return [said]
     function = {"name": "look_up", "arguments": '{"what": "a"}'}
@@ -55,17 +83,22 @@ def chat_of(number):
 def asked_for(number):
     """Return a message of even, a response of odd number; every third one in a large body."""
     said, *before = chat_of(number)
+    system = said["content"] if said["role"] == "system" else ""
+    if system:
+        said, *before = before
+    called = bool(before) and "tool_calls" in before[0]
     body = {"model": "tiny", "temperature": 0, "stream": True} | (PADDED if number % 3 == 0 else {})
     if number % 2:
         tools = [{"type": "function", **ABOUT, "parameters": SCHEMA, "strict": None}]
         call = (
             {"type": "function_call", "call_id": "c1", **before[0]["tool_calls"][0]["function"]}
-            if before
+            if called
             else {}
         )
         found = {"type": "function_call_output", "call_id": "c1", "output": "found"}
-        more = [{"role": "assistant", "content": "well"}, call, found] if before else []
-        return RESPONSES, body | {
+        more = [{"role": "assistant", "content": "well"}, call, found] if called else before
+        body |= {"instructions": system, "prompt_cache_key": f"k{number}"} if system else {}
+        return RESPONSES, body | MORE_OF_RESPONSES[number // 4 % 2] | {
             "input": [said, *more], "max_output_tokens": MOST_TOKENS, "tools": tools
         }  # fmt: skip
     tools = [{**ABOUT, "input_schema": SCHEMA}]
@@ -73,7 +106,9 @@ def asked_for(number):
     result = {"type": "tool_result", "tool_use_id": "c1", "content": "found"}
     text = {"type": "text", "text": "well"}
     more = [{"role": "assistant", "content": [text, use]}, {"role": "user", "content": [result]}]
-    messages = [said, *(more if before else [])]
+    body |= {"system": system, "metadata": {"user_id": f"u{number}"}} if system else {}
+    body |= MORE_OF_MESSAGES[number // 4 % 2]
+    messages = [said, *(more if called else before)]
     return MESSAGES, body | {"messages": messages, "max_tokens": MOST_TOKENS, "tools": tools}
 
 
@@ -170,36 +205,66 @@ def all_held(gate, first, sent):
     return all_sent and first.streams_held >= 4 and not first.streams_passing
 
 
-async def disturbed(gate, first, numbers, kill):
+async def disturbed(gate, first, numbers, disturb):
     async with client(gate) as http, asyncio.TaskGroup() as group:
         tasks = {each: group.create_task(seen(http, each)) for each in numbers}
         async with asyncio.timeout(120):
             while not await asyncio.to_thread(all_held, gate, first, len(numbers)):
                 await asyncio.sleep(0.1)
-        kill()
+        await asyncio.to_thread(disturb)
     return {number: task.result() for number, task in tasks.items()}
 
 
-def test_agents_streams_outlive_their_server_and_call_tools_from_the_next_one(tmp_path, servers):
-    found = asyncio.run(undisturbed(servers[1], range(160)))
+@pytest.fixture(scope="module")
+def expected(shared_engines, flags):
+    """What streams tell, and of which of them it is certain what they have to."""
+    *_, engine = shared_engines.serving(2, *flags)
+    found = asyncio.run(undisturbed(engine, range(160)))
     assert any(each.calls for each in found.values())
-    numbers = [number for number, each in found.items() if "\ufffd" not in each.text]
-    sure = asyncio.run(certain(servers[1], numbers))
-    with behind_a_gateway(tmp_path, servers, stall="100s") as (gate, first):
-        first.hold_after(HELD_AFTER)
-        told = asyncio.run(
-            disturbed(gate, first, numbers, lambda: servers[0].signal(signal.SIGKILL))
-        )
-        wait_until(
-            lambda: len(access_lines(gate)) >= len(numbers), 30, "the access log tells of all"
-        )
-        lines, why = access_lines(gate), unresumed(gate)
+    found = {number: each for number, each in found.items() if "\ufffd" not in each.text}
+    return found, asyncio.run(certain(engine, found))
+
+
+def check(gate, told, expected):
+    """What came to an end has to be right; return the access log, and how many ended of which it is certain."""
+    found, sure = expected
+    wait_until(lambda: len(access_lines(gate)) >= len(found), 30, "the access log tells of all")
     ended = {number for number, each in told.items() if each.end is not None}
     wrong = {each: (told[each], found[each]) for each in ended & sure if told[each] != found[each]}
     assert not wrong, wrong
     assert all(told[each].failed for each in told.keys() - ended)
-    assert set(why) <= {"ids", "reply"}, why
-    resumed = [line for line in lines if line["resumed"] and line["outcome"] == "ok"]
-    assert {line["endpoint"] for line in resumed} == {"messages", "responses"}
-    assert len(resumed) >= 20
+    assert set(unresumed(gate)) <= {"ids", "reply"}, unresumed(gate)
     assert len(sure & ended) >= 10
+    lines = [line for line in access_lines(gate) if line["resumed"] and line["outcome"] == "ok"]
+    assert {line["endpoint"] for line in lines} == {"messages", "responses"}
+    assert len(lines) >= 20
+
+
+def test_agents_streams_outlive_their_server_and_call_tools_from_the_next_one(
+    tmp_path, servers, expected
+):
+    with behind_a_gateway(tmp_path, servers, stall="100s") as (gate, first):
+        first.hold_after(HELD_AFTER)
+        told = asyncio.run(
+            disturbed(gate, first, expected[0], lambda: servers[0].signal(signal.SIGKILL))
+        )
+        check(gate, told, expected)
+
+
+def test_they_leave_a_server_that_is_drained(tmp_path, servers, expected):
+    """What cannot leave stays where the valve holds it, until that is closed."""
+    moves = {"tiny": {"move_after": "0s"}}
+    with behind_a_gateway(tmp_path, servers, stall="100s", **moves) as (gate, first):
+        first.hold_after(HELD_AFTER)
+
+        def drain():
+            with httpx2.Client(base_url=gate.admin_url, trust_env=False, timeout=60) as admin:
+                admin.post("/admin/v1/backends/tiny/b1:drain", json={}).raise_for_status()
+            until = time.monotonic() + 5
+            while in_flight(gate)[0] and time.monotonic() < until:
+                time.sleep(0.1)
+            first.cut()
+
+        told = asyncio.run(disturbed(gate, first, expected[0], drain))
+        check(gate, told, expected)
+        assert resumed(gate, 'cause="drain"') > 0

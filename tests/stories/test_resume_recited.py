@@ -598,3 +598,81 @@ def test_a_stop_string_of_one_character_holds_nothing_back(path):
             assert anonymous(resumed) == anonymous(whole)
 
     check()
+
+
+INLINE = [
+    {"role": "user", "content": "tell me"},
+    {"role": "system", "content": [{"type": "text", "text": "keep to the point"}]},
+    {"role": "assistant", "content": "well"},
+    {"role": "user", "content": "go on"},
+]
+CODING = {
+    "system": [
+        {"type": "text", "text": "x-anthropic-billing-header: 1", "cache_control": {"type": "ephemeral"}},
+        {"type": "text", "text": "you write code"},
+    ],
+    "metadata": {"user_id": "u"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "thinking": {"type": "adaptive"},
+    "output_config": {"effort": "high"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("template", [{}, {"system_first": True}, {"reads_effort": True}])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        CODING | {"messages": INLINE},
+        {"thinking": {"type": "disabled"}},
+        {"output_config": {"effort": "low"}, "messages": INLINE},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+    ],
+)
+def test_what_coding_agents_ask_of_messages_goes_on(template, asked):
+    @story
+    async def check():
+        sim = replace(SIM, **template)
+        async with gateway(sim, sim) as world:
+            whole = await read(world, MESSAGES, **asked)
+            resumed = await read(world, MESSAGES, "reset_after:7", **asked)
+            assert anonymous(resumed) == anonymous(whole)
+
+    check()
+
+
+@pytest.mark.parametrize("template", [{}, {"reads_effort": True}])
+def test_what_coding_agents_ask_of_responses_goes_on(template):
+    @story
+    async def check():
+        sim = replace(SIM, **template)
+        asked = {
+            "reasoning": {"effort": "medium", "summary": "auto"},
+            "client_metadata": {"session": "s"},
+            "prompt_cache_key": "k",
+            "text": {"verbosity": "low"},
+            "store": False,
+            "include": ["reasoning.encrypted_content"],
+            "tools": [*TOOLS[RESPONSES], {"type": "web_search"}],
+        }
+        async with gateway(sim, sim) as world:
+            whole = await read(world, RESPONSES, **asked)
+            resumed = await read(world, RESPONSES, "reset_after:7", **asked)
+            assert anonymous(resumed) == anonymous(whole)
+
+    check()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2000},
+        {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
+    ],
+)
+def test_thinking_and_grammars_end_with_an_error(asked):
+    @story
+    async def check():
+        async with gateway(SIM, SIM, access=True) as world:
+            await ends_with_an_error(world, MESSAGES, "reset_after:7", "request", **asked)
+
+    check()

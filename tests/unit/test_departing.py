@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from gateway.core.types import Ask, Caller, Chance, Phase, Route
+from gateway.counting.ids import Prompt
 from gateway.ingress.departing import Departing, Departure
 from gateway.ingress.measuring import Measuring
 from tests.unit.test_find_ids import TOOLS, Tokenizer
@@ -66,7 +67,7 @@ class Scene:
         clock = SimpleNamespace(now=lambda: self.now)
         table = SimpleNamespace(backends=lambda pool: [drained, other])
         counters = SimpleNamespace(
-            tokens_of=self.tokens_of, prompt_ids=self.prompt_ids, read_ids=self.prompt_ids
+            tokens_of=self.tokens_of, prompt_ids=self.prompt_ids, read_ids=self.read_ids
         )
         self.settings = SimpleNamespace(
             counters=counters,
@@ -92,6 +93,9 @@ class Scene:
         return told
 
     async def prompt_ids(self, *_):
+        return Prompt(await self.read_ids())
+
+    async def read_ids(self, *_):
         self.prompts += 1
         if self.fails:
             raise OSError("gone")

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.core.endings import Barrier
 from gateway.core.types import Phase
-from gateway.counting.ids import Tokens
+from gateway.counting.ids import Prompt, Tokens
 from gateway.ingress.measuring import Measuring
 from tests.unit.test_recited import ASKED, MESSAGES, broken, byte_level
 
@@ -41,8 +41,8 @@ def asked_by(watch, prompt, tokenizer):
         SimpleNamespace(id=name, phase=Phase.READY, plain=False, in_flight=0) for name in "ab"
     )
 
-    async def prompt_ids(call, route, backends):
-        return prompt
+    async def prompt_ids(call, prompt_tokens, route, backends):
+        return Prompt(prompt)
 
     async def read_ids(call, route, backend, salt):
         return prompt

@@ -12,6 +12,7 @@ from msgspec import Raw, structs
 from gateway.core.endings import Barrier
 from gateway.core.types import Demand, Dialect, Endpoint
 from gateway.counting.ids import prompt_ids, read_ids, tokens_of
+from gateway.counting.offers import offers_of
 from gateway.resume.pieces import fits
 from gateway.resume.recited import RecitedStream
 from gateway.resume.rules import may_go_on, may_recite
@@ -644,11 +645,15 @@ def test_a_message_delta_without_a_reason_is_no_abort():
         (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 2000}}),
         (MESSAGES, {"stop_sequences": ["x"], "tools": []}),
         (MESSAGES, {"stop": ["x"]}),
-        (MESSAGES, {"thinking": {"type": "disabled"}}),
         (MESSAGES, {"thinking": "x"}),
+        (MESSAGES, {"output_format": {"type": "json_schema"}}),
+        (MESSAGES, {"mcp_servers": []}),
         (RESPONSES, {"stop_sequences": ["x"]}),
         (RESPONSES, {"stop": [5]}),
-        (MESSAGES, {"output_config": {"effort": "low"}}),
+        (MESSAGES, {"output_config": {"format": {"type": "json_schema", "schema": {}}}}),
+        (MESSAGES, {"output_config": {"effort": "low", "task_budget": {"total": 5}}}),
+        (MESSAGES, {"output_config": "low"}),
+        (RESPONSES, {"include_reasoning": False}),
         (MESSAGES, {"vllm_xargs": {"a": 1}}),
         (RESPONSES, {"tool_choice": "required"}),
         (RESPONSES, {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}),
@@ -678,7 +683,13 @@ def test_some_requests_are_not_gone_on_with(path, more):
         (MESSAGES, {"system": "be kind", "top_k": 3, "metadata": {"user_id": "u"}, "tools": []}),
         (MESSAGES, {"stop_sequences": ["x", "long one"]}),
         (MESSAGES, {"thinking": {"type": "adaptive"}, "context_management": {"edits": []}}),
-        (RESPONSES, {"include": ["reasoning.encrypted_content"]}),
+        (MESSAGES, {"thinking": {"type": "disabled"}, "output_config": None}),
+        (MESSAGES, {"output_config": {"effort": "xhigh", "format": None}, "speed": "fast"}),
+        (MESSAGES, {"cache_control": {"type": "ephemeral"}, "diagnostics": {}, "betas": ["x"]}),
+        (MESSAGES, {"chat_template_kwargs": {"enable_thinking": False}}),
+        (RESPONSES, {"chat_template_kwargs": {"enable_thinking": False}}),
+        (RESPONSES, {"client_metadata": {"a": "b"}, "session_id": "s", "include_reasoning": True}),
+        (RESPONSES, {"include": ["reasoning.encrypted_content"], "text": {"verbosity": "low"}}),
         (RESPONSES, {"stop": "x"}),
         (RESPONSES, {"text": {"format": {"type": "text"}}, "seed": 1, "temperature": 0}),
         (MESSAGES, {"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "auto"}}),
@@ -766,10 +777,105 @@ def test_an_engine_tells_the_prompt_of_a_response():
     assert body["cache_salt"] == "own-t"
 
 
+def asked_for_prompt(asker, asked, served="m", prompt_tokens=2):
+    return asyncio.run(prompt_ids(asker, served, call=asked, prompt_tokens=prompt_tokens))
+
+
+def tokenized(*ids):
+    return 200, {"count": len(ids), "max_model_len": 9, "tokens": ids}
+
+
+INLINE = [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]
+NOT_FIRST = (400, {"error": {"message": "System message must be at the beginning."}})
+
+
+@pytest.mark.parametrize(
+    ("replies", "told"),
+    [
+        ([tokenized(4, 5), tokenized(4, 5, 6)], [4, 5]),
+        ([tokenized(4, 5, 6), tokenized(7, 8)], [7, 8]),
+        ([NOT_FIRST, tokenized(7, 8)], [7, 8]),
+        ([tokenized(4, 5), tokenized(4, 5)], [4, 5]),
+        ([tokenized(4, 5), tokenized(7, 8)], []),  # it may be either
+        ([tokenized(4, 5, 6), tokenized(7)], []),
+        ([NOT_FIRST, tokenized(7)], []),
+        ([(503, {})], None),
+        ([tokenized(4, 5), OSError("gone")], None),  # who knows whether it is that one
+    ],
+)
+def test_of_the_chats_that_a_message_may_become_the_one_with_as_many_tokens_counts(replies, told):
+    asker = Asker(*replies)
+    found = asked_for_prompt(asker, call(MESSAGES, system="s", messages=INLINE))
+    assert (None if found is None else found.ids) == told
+    shown = [[each["content"] for each in body["messages"]] for _, body in asker.asked]
+    assert shown == [["s", "a", "b"], ["sb", "a"]][: len(shown)]
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"output_config": {"effort": "max"}}, [("max", True)]),
+        ({"thinking": {"type": "disabled"}}, [("low", True), ("none", False)]),
+        (
+            {"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}},
+            [("low", True), ("none", False)],
+        ),
+        (
+            {
+                "output_config": {"effort": "low"},
+                "chat_template_kwargs": {"enable_thinking": False, "reasoning_effort": "high"},
+            },
+            [("low", False)],
+        ),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, [(None, False)]),
+        ({"thinking": {"type": "adaptive"}}, [(None, None)]),
+    ],
+)
+def test_a_template_is_told_of_efforts_as_vllm_tells_it(more, told):
+    asker = Asker(*[tokenized(4, 5)] * len(told))
+    found = asked_for_prompt(asker, call(MESSAGES, **more))
+    assert found.ids == [4, 5]
+    kwargs = [body.get("chat_template_kwargs", {}) for _, body in asker.asked]
+    assert [(each.get("reasoning_effort"), each.get("enable_thinking")) for each in kwargs] == told
+    first = json.loads(found.kwargs) or {}
+    assert (first.get("reasoning_effort"), first.get("enable_thinking")) == told[0]
+
+
+def test_changes_of_tools_are_left_alone():
+    changed = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "look"}}
+    messages = [INLINE[0], {"role": "system", "content": [changed]}]
+    assert asked_for_prompt(Asker(), call(MESSAGES, messages=messages)).ids == []
+
+
+def test_whoever_goes_on_tells_its_parser_what_the_template_was_told():
+    watch, _, prompt = broken(MESSAGES, thinking={"type": "disabled"})
+    watch.offer({})
+    watch.render_with(b'{"reasoning_effort":"none","enable_thinking":false}')
+    watch.ids_are(prompt, [8, 9], ["On", "ce"])
+    body = json.loads(watch.rest()[0].body)
+    kwargs = {"reasoning_effort": "none", "enable_thinking": False}
+    assert body["chat_template_kwargs"] == kwargs
+    asked = call(RESPONSES, reasoning={"effort": "none"}, chat_template_kwargs={"a": 1}, tools=[])
+    offered = asyncio.run(offers_of(asked))
+    assert {name: json.loads(bytes(raw)) for name, raw in offered.items()} == {
+        "chat_template_kwargs": kwargs | {"a": 1}
+    }
+
+
+def test_what_vllm_takes_no_notice_of_in_a_message_is_not_asked_for_in_its_rest():
+    ignored = {"min_p": 0.5, "logit_bias": {"1": 5}, "priority": 3}
+    for path in ASKED:
+        watch, _, prompt = broken(path, top_k=4, **ignored)
+        watch.ids_are(prompt, [8, 9], ["On", "ce"])
+        body = json.loads(watch.rest()[0].body)
+        assert body["top_k"] == 4
+        assert ignored.keys() & body.keys() == (set() if path == MESSAGES else ignored.keys())
+
+
 def test_a_tokenizer_tells_the_prompt_of_a_message():
     asker = Asker((200, {"count": 2, "max_model_len": 9, "tokens": [4, 5]}))
     asked = call(MESSAGES, system="be kind")
-    assert asyncio.run(prompt_ids(asker, "served", call=asked)) == [4, 5]
+    assert asked_for_prompt(asker, asked, "served") == ([4, 5], b"null")
     [(path, body)] = asker.asked
     assert (path, body["model"]) == ("/tokenize", "served")
     assert [each["role"] for each in body["messages"]] == ["system", "user"]
@@ -786,7 +892,7 @@ def test_a_tokenizer_tells_the_prompt_of_a_message():
 )
 def test_who_does_not_tell_ids_tells_none(reply):
     assert asyncio.run(read_ids(Asker(reply), call(RESPONSES), "m", None)) is None
-    assert asyncio.run(prompt_ids(Asker(reply), "m", call=call(MESSAGES))) is None
+    assert asked_for_prompt(Asker(reply), call(MESSAGES)) is None
     assert asyncio.run(tokens_of(Asker(reply), "m", text="x")) is None
 
 
@@ -794,7 +900,7 @@ def test_who_does_not_tell_ids_tells_none(reply):
 def test_whoever_fails_as_it_reads_a_prompt_may_have_died_of_it(reply):
     with pytest.raises(OSError, match="500|gone"):
         asyncio.run(read_ids(Asker(reply), call(RESPONSES), "m", None))
-    assert asyncio.run(prompt_ids(Asker(reply), "m", call=call(MESSAGES))) is None
+    assert asked_for_prompt(Asker(reply), call(MESSAGES)) is None
     assert asyncio.run(tokens_of(Asker(reply), "m", text="x")) is None
 
 
@@ -802,7 +908,7 @@ def test_an_image_has_no_ids():
     image = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
     asked = call(MESSAGES, messages=[{"role": "user", "content": [image]}])
     assert not may_go_on(asked)
-    assert asyncio.run(prompt_ids(Asker(), "m", call=asked)) is None
+    assert asked_for_prompt(Asker(), asked) == ([], b"null")
 
 
 def test_no_text_has_no_tokens():
