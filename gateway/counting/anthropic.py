@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 from gateway.counting.messages import Json, Unmodelled
@@ -51,9 +51,9 @@ def chats_of_message(request: Json) -> list[Json]:
         ways.append(_as_system(system + "".join(inline)) + beside)
     tools = {} if request.get("tools") is None else chat_tools(request)
     return [
-        {"messages": messages} | tools | told
+        {"messages": messages} | tools | told_to_template(request, effort)
         for messages in ways
-        for told in template_kwargs(request, _efforts(request))
+        for effort in _efforts(request)
     ]
 
 
@@ -63,22 +63,11 @@ def _efforts(request: Json) -> tuple[str | None, ...]:
     return ((request.get("output_config") or {}).get("effort"),)
 
 
-def template_kwargs(request: Json, efforts: Iterable[str | None]) -> list[Json]:
-    """Return what a chat says to its template, for each effort: as vLLM makes it of an effort.
-
-    Raises:
-        Unmodelled: it is none.
-    """
-    given = request.get("chat_template_kwargs") or {}
-    if not isinstance(given, dict):
-        raise Unmodelled("no object")
-    told = [
-        given
-        if each is None
-        else {"enable_thinking": each != "none"} | given | {"reasoning_effort": each}
-        for each in efforts
-    ]
-    return [{"chat_template_kwargs": each} if each else {} for each in told]
+def told_to_template(request: Json, effort: str | None) -> Json:
+    """Return the fields of a chat by which vLLM tells its template, and its parser of reasoning, of an effort."""
+    kwargs = request.get("chat_template_kwargs")
+    told = {"chat_template_kwargs": kwargs, "reasoning_effort": effort}
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def _is_system(message: Any) -> bool:

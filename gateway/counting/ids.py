@@ -43,13 +43,13 @@ class Tokens(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """The token ids of a prompt, and what its template was told, as JSON."""
+    """The token ids of a prompt, and the fields of the chat by which its template was told of an effort."""
 
     ids: list[int]
-    kwargs: bytes = b"null"
+    told: dict[str, Raw]
 
 
-_UNKNOWN: Final = Prompt([])
+_UNKNOWN: Final = Prompt([], {})
 
 
 class _Tokenized(msgspec.Struct):
@@ -65,6 +65,7 @@ class _Response(msgspec.Struct):
     input_messages: list[_RawMessage]
 
 
+_TOLD: Final = ("chat_template_kwargs", "reasoning_effort")
 _TOKENIZED: Final = msgspec.json.Decoder(_Tokenized)
 _RESPONSE: Final = msgspec.json.Decoder(_Response)
 
@@ -106,7 +107,7 @@ async def prompt_ids(
     """
     found, place, chats = _UNKNOWN, 0, 1
     while place < chats:
-        chats, kwargs, question = await off_loop(
+        chats, fields, question = await off_loop(
             call, partial(_to_tokenize, call, served_model, place)
         )
         try:
@@ -116,23 +117,37 @@ async def prompt_ids(
         if told is not None and prompt_tokens in (None, len(told.tokens)):
             if found.ids not in ([], told.tokens):
                 return _UNKNOWN
-            found = found if found.ids else Prompt(told.tokens, kwargs)
+            found = found if found.ids else Prompt(told.tokens, fields)
         place += 1
     return found
 
 
-def _to_tokenize(call: Call, served_model: str, place: int) -> tuple[int, bytes, bytes]:
+def _to_tokenize(call: Call, served_model: str, place: int) -> tuple[int, dict[str, Raw], bytes]:
     """Return how many chats a call may become, what the template of the one at a place is told, and the question."""
     try:
         chats = chats_of_message(msgspec.json.decode(call.body, type=dict[str, Any]))
-    except (Unmodelled, msgspec.DecodeError, RecursionError, AttributeError):
-        return 0, b"", b""
-    chat = chats[place]
+        chat = chats[place]
+        told: dict[str, Any] = {name: chat.pop(name) for name in _TOLD if name in chat}
+        chat["chat_template_kwargs"] = _kwargs(**told)
+    except (Unmodelled, msgspec.DecodeError, RecursionError, AttributeError, TypeError):
+        return 0, {}, b""
     body = msgspec.json.encode(chat)
     asked = structs.replace(call, endpoint=Endpoint.CHAT, body=body, fields=None, places=None)
     question = tokenize_request(asked, served_model)
     assert question is not None  # it is a chat
-    return len(chats), msgspec.json.encode(chat.get("chat_template_kwargs")), question
+    fields = {name: Raw(msgspec.json.encode(value)) for name, value in told.items()}
+    return len(chats), fields, question
+
+
+def _kwargs(
+    chat_template_kwargs: dict[str, Any] | None = None, reasoning_effort: str | None = None
+) -> dict[str, Any]:
+    """Return what vLLM makes of both for the template; `/tokenize` takes it so only."""
+    given = chat_template_kwargs or {}
+    if reasoning_effort is None:
+        return given
+    thinks = {"enable_thinking": reasoning_effort != "none"}
+    return thinks | given | {"reasoning_effort": reasoning_effort}
 
 
 async def tokens_of(asker: Asker, served_model: str, *, text: str) -> Tokens | None:

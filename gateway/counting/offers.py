@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.core.types import Call, Endpoint
-from gateway.counting.anthropic import chat_tools, template_kwargs
+from gateway.counting.anthropic import chat_tools, told_to_template
 from gateway.counting.messages import Json, Unmodelled, flat_tools
 from gateway.counting.tokens import off_loop
 from gateway.wire.large import fields_at_hand
@@ -40,7 +40,7 @@ def _read(call: Call) -> dict[str, Raw] | None:
         given = {name: msgspec.json.decode(fields[name]) for name in _NAMES if name in fields}
         told = _chosen(given, call.endpoint) if given.get("tools") else {}
         if call.endpoint is Endpoint.RESPONSES:
-            told |= template_kwargs(given, [(given.get("reasoning") or {}).get("effort")])[0]
+            told |= told_to_template(given, (given.get("reasoning") or {}).get("effort"))
     except (Unmodelled, msgspec.DecodeError, RecursionError, AttributeError):
         return None
     return {name: Raw(msgspec.json.encode(value)) for name, value in told.items()}

@@ -120,13 +120,12 @@ class RecitedStream(TrailedStream):
         if tools is None:
             self.barrier = Barrier.REQUEST
             return False
-        self.offers, self.trail.may_call = tools, "tools" in tools
+        self.offers, self.trail.may_call = self.offers | tools, "tools" in tools
         return True
 
-    def render_with(self, kwargs: bytes) -> None:
-        """Have who goes on tell its parser of reasoning what the prompt's template was told: JSON, or null."""
-        if kwargs != b"null":
-            self.offers = self.offers | {"chat_template_kwargs": msgspec.Raw(kwargs)}
+    def render_with(self, told: dict[str, msgspec.Raw]) -> None:
+        """Have who goes on tell its parser of reasoning what the prompt's template was told, in fields of a chat."""
+        self.offers = self.offers | told
 
     @property
     def prompt_tokens(self) -> int | None:

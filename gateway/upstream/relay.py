@@ -238,7 +238,7 @@ class Relay:
     # --- called by the client's protocol ----------------------------------------------------------
 
     def pause(self) -> None:
-        """The client's buffer is full: stop reading from the backend."""
+        """Stop reading from the backend: the client's buffer is full, or the stream is about to leave."""
         if self._blocked_since is None:
             self._blocked_since = self._loop.time()
             self._silence.suspend()

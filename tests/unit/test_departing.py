@@ -4,6 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from msgspec import Raw
 
 from gateway.core.types import Ask, Caller, Chance, Phase, Route
 from gateway.counting.ids import Prompt
@@ -93,7 +94,7 @@ class Scene:
         return told
 
     async def prompt_ids(self, *_):
-        return Prompt(await self.read_ids())
+        return Prompt(await self.read_ids(), {"reasoning_effort": Raw(b'"low"')})
 
     async def read_ids(self, *_):
         self.prompts += 1
@@ -186,6 +187,23 @@ def test_a_place_that_is_gone_by_then_leaves_it_alone(path):
     assert scene.watch.broken(FAULT) == b""
     assert scene.watch.wants_ids
     assert scene.watch.rest() is None
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_what_was_told_of_its_prompt_is_not_asked_for_again(path):
+    scene = Scene(path)
+
+    def lose_place():
+        scene.gate.has_place = False
+
+    scene.meanwhile = lose_place
+    scene.ticks()
+    scene.meanwhile, scene.gate.has_place = lambda: None, True
+    scene.now += 1
+    scene.ticks()
+    assert scene.prompts == 1
+    body = scene.watch.rest(moved=True)[0].body
+    assert (b'"reasoning_effort":"low"' in body) is (path == MESSAGES)
 
 
 @pytest.mark.parametrize("path", ASKED)

@@ -42,7 +42,7 @@ def asked_by(watch, prompt, tokenizer):
     )
 
     async def prompt_ids(call, prompt_tokens, route, backends):
-        return Prompt(prompt)
+        return Prompt(prompt, {})
 
     async def read_ids(call, route, backend, salt):
         return prompt
