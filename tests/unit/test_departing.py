@@ -133,9 +133,16 @@ def test_it_is_cut_behind_what_is_proven(path):
 
 
 @pytest.mark.parametrize("path", ASKED)
-def test_what_comes_meanwhile_has_it_wait_until_that_is_known_too(path):
+@pytest.mark.parametrize("is_read", [False, True])
+def test_what_comes_meanwhile_has_it_wait_until_that_is_known_too(path, is_read):
+    """Frames are read where many have come."""
     scene = Scene(path)
-    scene.meanwhile = scene.comes
+
+    def meanwhile():
+        scene.comes()
+        assert not is_read or scene.watch.pieces
+
+    scene.meanwhile = meanwhile
     scene.ticks()
     assert scene.tokenizer.asked == ["On", "Once"]
     assert scene.relay.error is not None
