@@ -115,7 +115,10 @@ class SeeingGateway(RoutingGateway):
         found = EngineSequence("", shot.ids(), ())
         found.hash_to(shot.prompt_tokens - 1, self._engines.config.block_size)
         tokens = shot.prompt_tokens
-        return Prefix(found.hashes, (), tokens, tokens, shot.output_tokens, found.hashes[0])
+        size, count = self._engines.config.block_size, len(found.hashes)
+        ends = tuple(range(size * count, 0, -size))
+        keys = found.hashes[::-1]
+        return Prefix(keys, ends, tokens, tokens, shot.output_tokens, keys[-1])
 
 
 class _Seen:
@@ -129,11 +132,18 @@ class _Seen:
         return None
 
     def tokens(self, prefix: Prefix) -> int:
-        return self._size * held_blocks(self._engine, prefix.keys)
+        return self._size * self._held(prefix)
+
+    def longest(self, prefix: Prefix) -> int:
+        return len(prefix.keys) - self._held(prefix)
 
     def sent(self, prefix: Prefix) -> SentPrompt:
-        tokens = self.tokens(prefix)
-        return SentPrompt(prefix, tokens, tokens, 0, tokens)
+        place = self.longest(prefix)
+        tokens = prefix.tokens_before(place)
+        return SentPrompt(prefix, tokens, tokens, place, tokens)
+
+    def _held(self, prefix: Prefix) -> int:
+        return held_blocks(self._engine, prefix.keys[::-1])
 
     def ended(self, sent: SentPrompt, cached_tokens: int | None) -> None:
         pass

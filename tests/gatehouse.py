@@ -104,6 +104,9 @@ class Holds:
     def tokens(self, prefix):
         return min(self.held.get(prefix.keys[0], 0), prefix.prompt_tokens)
 
+    def longest(self, prefix):
+        return len(prefix.keys)
+
     def sent(self, prefix):
         tokens = self.tokens(prefix)
         return SentPrompt(prefix, tokens, tokens, 0, tokens)

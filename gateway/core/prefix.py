@@ -110,6 +110,9 @@ class PrefixIndex(Protocol):
     def tokens(self, prefix: Prefix) -> int:
         """Return how many tokens of a prompt are expected to be cached: 0 to `prompt_tokens`."""
 
+    def longest(self, prefix: Prefix) -> int:
+        """Return the place of the longest hash of a prompt that was sent there; the number of them if none was."""
+
     def sent(self, prefix: Prefix) -> SentPrompt:
         """Note that a prompt was sent there."""
 

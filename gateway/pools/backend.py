@@ -31,6 +31,7 @@ from gateway.pools.speed import Speed
 from gateway.pools.work import BESIDE, USUAL_TOKENS, TokenCost, Work, own_ratio
 from gateway.prefix.ranked import by_engine
 from gateway.prefix.sessions import Sessions
+from gateway.prefix.uses import Uses
 
 # So long after its last request a reserve is kept for the highest class: who pauses to think is back.
 _LATELY_S: Final = 60.0
@@ -90,6 +91,7 @@ class Backend(Server):
     new_prefix_index: Callable[[], PrefixIndex] | None = None  # makes that of one engine
     prefix_index: PrefixIndex | None = None  # what its prefix cache holds; None: `prefix: off`
     sessions: Sessions = field(default_factory=Sessions)
+    uses: Uses = field(default_factory=Uses)  # of its pool
 
     # What it serves.
     models: dict[str, ServedModel] = field(default_factory=dict)
@@ -133,8 +135,10 @@ class Backend(Server):
             self.peak = held
         index = self.prefix_index
         sent = index.sent(prefix) if index is not None and prefix is not None else None
-        if sent is not None and sent.prefix.session is not None:
-            self.sessions.sent(sent)
+        if sent is not None:
+            self.uses.sent(sent, self.room.capacity_tokens)
+            if sent.prefix.session is not None:
+                self.sessions.sent(sent)
         credit = self.room.take(
             need.prompt_tokens,
             need.output_tokens,

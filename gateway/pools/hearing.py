@@ -21,14 +21,16 @@ def take_in(backend: Backend, waits: Waits, now: float) -> Listened:
 
 
 def compare(members: Sequence[Backend], now: float) -> None:
-    """Bring up to date what the backends of one pool are to each other: how slow, and what a token costs."""
+    """Bring up to date what the backends of one pool are to each other, and have in common."""
     found = slownesses([each.speed for each in members], now)
     cost = token_cost(
         (each.limit.reading.rate for each in members), (each.writes for each in members), now
     )
+    if members:
+        members[0].uses.caches = len(members)
     for backend, slowness in zip(members, found, strict=True):
         backend.tally.tick(now)
-        backend.slowness, backend.token_cost = slowness, cost
+        backend.slowness, backend.token_cost, backend.uses = slowness, cost, members[0].uses
         backend.weigh(now)
 
 

@@ -91,6 +91,16 @@ class ApproximateIndex:
         """Return how many tokens of a prompt are probably cached."""
         return tokens_of_each([self], prefix)[0]
 
+    def longest(self, prefix: Prefix) -> int:
+        """Return the place of the longest hash of a prompt that was sent there; the number of them if none was."""
+        keys = prefix.keys
+        if not keys:
+            return 0
+        place, shortest = _place(keys, self.young), keys[-1]
+        if place and shortest in self.old:
+            place = min(place, bisect_left(keys, True, key=self.old.__contains__))
+        return place
+
     def sent(self, prefix: Prefix) -> SentPrompt:
         """Note that a prompt was sent there: it counts as cached from now on."""
         keys, young, old = prefix.keys, self.young, self.old

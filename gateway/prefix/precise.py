@@ -90,6 +90,10 @@ class PreciseIndex:
         told = min(count * mirror.block_tokens, prefix.prompt_tokens)
         return told if follower.whole else max(told, self.guess.tokens(prefix))
 
+    def longest(self, prefix: Prefix) -> int:
+        """Return the place of the longest hash of a prompt that was sent there; the number of them if none was."""
+        return self.guess.longest(prefix)
+
     def sent(self, prefix: Prefix) -> SentPrompt:
         """Note that a prompt was sent there: its blocks count as cached from now on."""
         cached_tokens, sent = self.tokens(prefix), self.guess.sent(prefix)

@@ -56,6 +56,10 @@ class RankedIndex:
             return self._best(prefix)[1]
         return sum(engine.tokens(prefix) for engine in self.engines) // len(self.engines)
 
+    def longest(self, prefix: Prefix) -> int:
+        """Return the place of the longest hash of a prompt that any engine was sent; the number of them if none was."""
+        return min(engine.longest(prefix) for engine in self.engines)
+
     def sent(self, prefix: Prefix) -> SentPrompt:
         """Note that a prompt was sent, to the engine of `SentPrompt.rank`."""
         if not prefix.takes_rank:  # the server chooses, and does not say which

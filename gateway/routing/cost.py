@@ -12,6 +12,10 @@ from gateway.pools.work import BESIDE
 from gateway.prefix.approximate import tokens_of_each
 
 _UNREAD_WEIGHT: Final = 10.0  # of what is unread, for the highest class, beside all other work
+# Of those who come later so many gain by a copy more; the others find a place as good beside the copies that are
+# there. Simulated with 8 backends, many prompts: .890 of the tokens found with 1, .902 with .5, .906 with .2, .905
+# with .1, .898 where nothing is shared; few prompts: p99 first token .054, .054, .056, .057, .072 s.
+_GAIN: Final = 0.2
 
 
 def costs_of(
@@ -26,7 +30,8 @@ def costs_of(
 
     Where nothing is known of its beginning, that is when it would be done there. Else it is what it takes
     of all: what is not cached is read while those who are there wait, and drives as much out of the
-    cache, which is read again while as many wait as usually do; outputs are written side by side.
+    cache, which is read again while as many wait as usually do; outputs are written side by side. What is read
+    for those who come later, too, takes each of them its part.
     """
     if not backends:
         return []
@@ -39,14 +44,39 @@ def costs_of(
         tokens, prompt_s = need.prompt_tokens, cost.prompt_s
         written_s = cost.of(0, need.output_tokens)
         usual = sorted([work.streams for work in works])[(len(works) - 1) // 2]
+        known: Sequence[float] = held_tokens
+        most = max(held_tokens)
+        if ask.prefix is not None and most > min(held_tokens):
+            known = _shared(backends, ask.prefix, held_tokens, most)
         costs = [
             work.waits_s
             + work.own_ratio * (written_s + (tokens - held) * prompt_s * (work.streams + usual))
-            for work, held in zip(works, held_tokens, strict=True)
+            for work, held in zip(works, known, strict=True)
         ]
     if before:
         return [cost + before.get(each.id, 0.0) for cost, each in zip(costs, backends, strict=True)]
     return costs
+
+
+def _shared(
+    backends: Sequence[Backend], prefix: Prefix, held_tokens: Sequence[int], most: int
+) -> Sequence[float]:
+    """Return how many tokens of a prompt each holds, with the part of reading the others that later prompts bear.
+
+    One copy more serves its even share of those who are expected to come before it is driven out (decision 042).
+    """
+    best = backends[held_tokens.index(most)]
+    index = best.prefix_index
+    place = len(prefix.keys) if index is None else index.longest(prefix)
+    if place >= len(prefix.keys):  # it is known by its session alone
+        return held_tokens
+    later = best.uses.expected(prefix.keys[place])
+    if not later:
+        return held_tokens
+    copies = sum([2 * held > most for held in held_tokens])
+    later *= _GAIN * best.gateways / (copies + 1)
+    shared, part = min(most, prefix.tokens_before(place)), later / (1 + later)
+    return [held + part * (shared - held) if held < shared else held for held in held_tokens]
 
 
 def held_of(backends: Sequence[Backend], prefix: Prefix | None) -> list[int] | None:

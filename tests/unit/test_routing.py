@@ -9,7 +9,7 @@ import pytest
 
 from gateway.config.models import Config
 from gateway.core.errors import EndpointNotServed, MissingModel, ModelNotFound
-from gateway.core.prefix import Prefix, SentPrompt
+from gateway.core.prefix import Prefix, SentPrompt, Session
 from gateway.core.types import (
     Ask,
     Call,
@@ -770,6 +770,9 @@ class Holds:
     def tokens(self, prefix):
         return min(self.held_tokens, prefix.prompt_tokens)
 
+    def longest(self, prefix):
+        return len(prefix.keys)
+
     def sent(self, prefix):
         tokens = self.tokens(prefix)
         return SentPrompt(prefix, tokens, tokens, len(prefix.keys), tokens)
@@ -971,6 +974,72 @@ def test_among_backends_that_have_a_prompt_the_least_busy_gets_it(table):
     for name in ("m/b1", "m/b3"):
         table.take(name, NOW, Need(0, 10))
     assert {home(number) for number in range(20)} == {"b2"}
+
+
+@pytest.fixture
+def sharing():
+    """Three backends that are known by what was sent to them."""
+    table = table_of(pools(m=URLS))
+    for backend in tuple(table):
+        make_ready(table, backend.id)
+        scrape(table, backend.id, capacity=100_000)
+    table.listen([], NOW)
+    return table
+
+
+def goes_to(table, *keys):
+    """Send a prompt where it goes, and have it end at once: 1,000 tokens up to its first hash, 100 to each other."""
+    ends = tuple(900 + 100 * place for place in range(len(keys), 0, -1))
+    prefix = Prefix([*reversed(keys)], ends, ends[0], ends[0], 10)
+    need = Need(ends[0], 10, streams=True)
+    name = chosen(table, need=need, prefix=prefix)
+    slot = table.take(f"m/{name}", NOW, need, prefix=prefix)
+    table.first_token(slot, NOW)
+    slot.release()
+    return name
+
+
+def is_busy(table, name):
+    """Have a backend write six streams more than the others."""
+    for _ in range(6):
+        slot = table.take(f"m/{name}", NOW, Need(10, 10, streams=True))
+        table.first_token(slot, NOW)
+
+
+def test_a_beginning_that_very_many_share_is_read_at_an_idle_backend_too(sharing):
+    home = goes_to(sharing, 1, 2)
+    is_busy(sharing, home)
+    went = [goes_to(sharing, 1, 100 + number) for number in range(60)]
+    assert went[:2] == [home] * 2  # how many will come is not known yet
+    assert home not in went[-10:]  # it is the busy one
+
+
+def test_a_conversation_stays_where_it_is_for_nobody_else_needs_it(sharing):
+    home = goes_to(sharing, 1)
+    is_busy(sharing, home)
+    assert {goes_to(sharing, *range(1, turns)) for turns in range(3, 60)} == {home}
+
+
+def test_a_beginning_that_few_share_stays_where_it_is_while_others_fill_the_caches(sharing):
+    home = goes_to(sharing, 1, 2)
+    is_busy(sharing, home)
+    went = []
+    for number in range(60):
+        went.append(goes_to(sharing, 1, 100 + number))
+        for other in range(50):  # prompts of which each comes once
+            goes_to(sharing, 1000 + 50 * number + other)
+    assert went == [home] * 60
+
+
+def test_a_session_that_is_known_by_its_name_shares_nothing(sharing):
+    """Its prompt begins as many do, but what its name stands for is its own."""
+    for number in range(60):
+        goes_to(sharing, 1, 100 + number)
+    named = Prefix([9, 1], (2, 1), 2, 9000, 10, session=Session(5, NOW))
+    sharing.take("m/b1", NOW, Need(9000, 10), prefix=named)
+    is_busy(sharing, "b1")
+    later = Prefix([8, 1], (2, 1), 2, 9000, 10, session=Session(5, NOW))
+    assert chosen(sharing, need=Need(9000, 10, streams=True), prefix=later) == "b1"
 
 
 def test_what_is_cached_is_no_work_ahead_and_takes_its_room(table):
