@@ -1,4 +1,4 @@
-"""How often prompts of one pool go on in different ways from where a known beginning ends (decision 042).
+"""How often prompts of one pool go on in different ways from where a known beginning ends (decision 043).
 
 What many prompts share is worth reading at one backend more: all who come later find it there. What only the next
 turn of one conversation shares is not. The two are told apart by where prompts stop being known: many do at the end of

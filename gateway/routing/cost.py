@@ -63,7 +63,7 @@ def _shared(
 ) -> Sequence[float]:
     """Return how many tokens of a prompt each holds, with the part of reading the others that later prompts bear.
 
-    One copy more serves its even share of those who are expected to come before it is driven out (decision 042).
+    One copy more serves its even share of those who are expected to come before it is driven out (decision 043).
     """
     best = backends[held_tokens.index(most)]
     index = best.prefix_index
