@@ -22,9 +22,9 @@ from gateway.config.units import Listen
 from gateway.ingress.server import GatewayProtocol, Ingress
 
 _BACKLOG: Final = 4096  # connections the kernel holds while the loop is busy
-# A loop that is full of streams, or that others leave little of the processor, has some twenty turns a second. With
-# eight in a turn, 200 clients a second waited half a minute to be accepted, and were answered within a second then.
-# An idle loop asks each copy of the listener in vain: 4 us for each connection.
+# A loop that is full of streams has some twenty turns a second. Beside 1,000 streams as fast as they go, 300 new
+# clients a second had their replies after 0.16 s (p99 1.6 s) with eight in a turn; 0.12 s (1.2 s) with 32. An idle
+# loop asks each copy of the listener in vain: 4 us for each connection.
 _ACCEPTS_A_TURN: Final = 32
 _PROBE_S: Final = 0.5
 _KEEP_ALIVE_S: Final = 75  # of the admin listener; the public one has its own deadlines
