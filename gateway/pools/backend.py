@@ -136,7 +136,7 @@ class Backend(Server):
         index = self.prefix_index
         sent = index.sent(prefix) if index is not None and prefix is not None else None
         if sent is not None:
-            self.uses.sent(sent, self.room.capacity_tokens)
+            self.uses.sent(sent)
             if sent.prefix.session is not None:
                 self.sessions.sent(sent)
         credit = self.room.take(

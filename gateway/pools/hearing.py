@@ -9,6 +9,7 @@ from gateway.pools.progress import Listened
 from gateway.pools.pulse import Waits
 from gateway.pools.speed import slownesses
 from gateway.pools.work import token_cost
+from gateway.prefix.approximate import UNKNOWN_CAPACITY_TOKENS
 
 
 def take_in(backend: Backend, waits: Waits, now: float) -> Listened:
@@ -27,7 +28,8 @@ def compare(members: Sequence[Backend], now: float) -> None:
         (each.limit.reading.rate for each in members), (each.writes for each in members), now
     )
     if members:
-        members[0].uses.caches = len(members)
+        caches = (each.room.capacity_tokens or UNKNOWN_CAPACITY_TOKENS for each in members)
+        members[0].uses.tick(sum(caches))
     for backend, slowness in zip(members, found, strict=True):
         backend.tally.tick(now)
         backend.slowness, backend.token_cost, backend.uses = slowness, cost, members[0].uses

@@ -16,33 +16,36 @@ from gateway.prefix.approximate import MOST_KEYS, UNKNOWN_CAPACITY_TOKENS
 class Uses:
     """The uses of beginnings in one pool, in two dicts: of this turn of its caches, and of the last."""
 
-    __slots__ = ("_old", "_old_turned", "_turned", "_young", "caches")
+    __slots__ = ("_added_tokens", "_old", "_old_tokens", "_young", "cache_tokens")
 
     def __init__(self) -> None:
-        self.caches = 1  # of the pool: as many full ones are a turn
+        self.cache_tokens = UNKNOWN_CAPACITY_TOKENS  # of all the pool's caches
         self._young: dict[int, int] = {}  # how many prompts went on from a hash
         self._old: dict[int, int] = {}
-        self._turned = self._old_turned = 0.0  # full caches, sent in the time of either dict
+        self._added_tokens = self._old_tokens = 0  # to the caches, in the time of either dict
 
     def __len__(self) -> int:
         """Return how many hashes are kept."""
         return len(self._young) + len(self._old)
 
-    def sent(self, sent: SentPrompt, capacity_tokens: int | None) -> None:
-        """Note that a prompt was sent to a backend whose cache holds so many tokens."""
+    def sent(self, sent: SentPrompt) -> None:
+        """Note a prompt that was sent."""
         prefix, young = sent.prefix, self._young
-        added_tokens = prefix.prompt_tokens - sent.known_tokens + prefix.output_tokens
-        self._turned += added_tokens / (capacity_tokens or UNKNOWN_CAPACITY_TOKENS)
+        self._added_tokens += prefix.prompt_tokens - sent.known_tokens + prefix.output_tokens
         keys, place = prefix.keys, sent.new_keys
         if place < len(keys):
             young[keys[place]] = young.get(keys[place], 0) + 1
-        if self._turned >= self.caches or len(young) > MOST_KEYS:
-            self._old, self._young = young, {}
-            self._old_turned, self._turned = self._turned, 0.0
+
+    def tick(self, cache_tokens: int) -> None:
+        """Begin another turn if the caches, which hold so many tokens, were filled; about twice a second."""
+        self.cache_tokens = cache_tokens
+        if self._added_tokens >= cache_tokens or len(self._young) > MOST_KEYS:
+            self._old, self._young = self._young, {}
+            self._old_tokens, self._added_tokens = self._added_tokens, 0
 
     def expected(self, key: int) -> float:
         """Return how many prompts will go on from a hash in the next turn; 0 where fewer than two did."""
         count = self._young.get(key, 0) + self._old.get(key, 0)
         if count < 2:
             return 0.0
-        return (count - 1) * self.caches / (self._turned + self._old_turned)
+        return (count - 1) * self.cache_tokens / (self._added_tokens + self._old_tokens)

@@ -18,15 +18,16 @@ def prompt(*keys, tokens=1000):
 
 
 class Pool:
-    """A pool of one cache, and what is sent to it."""
+    """A pool of some caches, and what is sent to it."""
 
     def __init__(self, caches=1):
         self.uses, self.index = Uses(), ApproximateIndex()
-        self.uses.caches = caches
+        self.caches = caches
         self.filled = 0
 
     def send(self, *keys, tokens=1000):
-        self.uses.sent(self.index.sent(prompt(*keys, tokens=tokens)), CAPACITY)
+        self.uses.sent(self.index.sent(prompt(*keys, tokens=tokens)))
+        self.uses.tick(self.caches * CAPACITY)
 
     def fill(self, caches):
         """Send so many caches full of prompts that share nothing."""
@@ -80,8 +81,8 @@ def test_what_is_used_no_more_is_forgotten_after_two_turns():
 def test_hashes_are_bounded():
     pool = Pool()
     for number in range(3 * MOST_KEYS):
-        pool.uses.sent(pool.index.sent(prompt(number, tokens=0)), CAPACITY)
-        pool.uses.sent(pool.index.sent(prompt(number, -number - 1, tokens=0)), CAPACITY)
+        pool.send(number, tokens=0)
+        pool.send(number, -number - 1, tokens=0)
     assert len(pool.uses) <= 2 * (MOST_KEYS + 1)
 
 
