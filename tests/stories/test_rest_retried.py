@@ -70,7 +70,7 @@ async def test_who_refuses_the_rest_of_a_stream_is_no_worse_for_it():
             resumed = await read(world, fault="reset_after:7", others=["http_500:400"])
             assert b'"error"' not in resumed
         told = await world.metrics()
-        assert told.count('reason="rest_refused"') == 1
+        assert 'reason="rest_refused"' in told  # of one backend or of two
         assert 'reason="broke"' not in told
 
 
