@@ -16,6 +16,9 @@ _UNREAD_WEIGHT: Final = 10.0  # of what is unread, for the highest class, beside
 # there. Simulated with 8 backends, many prompts: .890 of the tokens found with 1, .902 with .5, .906 with .2, .905
 # with .1, .898 where nothing is shared; few prompts: p99 first token .054, .054, .056, .057, .072 s.
 _GAIN: Final = 0.2
+_WORTH_TOKENS: Final = (
+    256  # of less it hardly matters who bears the reading, and to find out costs more
+)
 
 
 def costs_of(
@@ -46,7 +49,7 @@ def costs_of(
         usual = sorted([work.streams for work in works])[(len(works) - 1) // 2]
         known: Sequence[float] = held_tokens
         most = max(held_tokens)
-        if ask.prefix is not None and most > min(held_tokens):
+        if ask.prefix is not None and most - min(held_tokens) >= _WORTH_TOKENS:
             known = _shared(backends, ask.prefix, held_tokens, most)
         costs = [
             work.waits_s
