@@ -37,15 +37,8 @@ SILENT_S: Final = 30.0
 # nothing free for a connection.
 _MISCONFIGURED: Final = frozenset(
     {
-        "ours",
-        "dns",
-        "tls",
-        "unreachable",
-        "garbage",
-        "too_large",
-        "http_401",
-        "http_403",
-        "http_404",
+        *("ours", "dns", "tls", "unreachable", "garbage", "too_large"),
+        *("http_401", "http_403", "http_404"),
     }
 )
 

@@ -58,16 +58,8 @@ _FAILING: Final = frozenset(each.value for each in Accused)
 # Why a check of its health or its model list fails (`watch.fetch.FetchError`); or its requests do.
 _UNREACHABLE: Final = frozenset(
     {
-        "ours",
-        "refused",
-        "connect",
-        "dns",
-        "tls",
-        "unreachable",
-        "timeout",
-        "reset",
-        "garbage",
-        "too_large",
+        *("ours", "refused", "connect", "dns", "tls", "unreachable"),
+        *("timeout", "reset", "garbage", "too_large"),
     }
 )
 _DENIED: Final = ("http_401", "http_403", "http_404")

@@ -48,4 +48,7 @@ class Uses:
         count = self._young.get(key, 0) + self._old.get(key, 0)
         if count < 2:
             return 0.0
-        return (count - 1) * self.cache_tokens / (self._added_tokens + self._old_tokens)
+        added_tokens = self._added_tokens + self._old_tokens
+        return (
+            (count - 1) * self.cache_tokens / max(1, added_tokens)
+        )  # 0: others had sent them all before

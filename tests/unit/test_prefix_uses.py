@@ -44,6 +44,14 @@ def test_nothing_is_expected_of_what_was_used_less_than_twice():
     assert pool.uses.expected(1) == 0
 
 
+def test_what_another_gateway_had_sent_before_may_add_nothing():
+    pool = Pool()
+    pool.index.sent(prompt(1))  # as if it was heard
+    for _ in range(3):
+        pool.send(1)
+    assert pool.uses.expected(1) > 0
+
+
 def test_as_many_are_expected_in_a_turn_as_came_in_one():
     pool = Pool()
     for number in range(11):
