@@ -1014,6 +1014,23 @@ def test_a_beginning_that_very_many_share_is_read_at_an_idle_backend_too(sharing
     assert home not in went[-10:]  # it is the busy one
 
 
+def test_the_backends_of_a_pool_count_uses_together_until_their_caches_were_filled_twice(sharing):
+    for name, capacity in (("m/b1", 10_000), ("m/b2", 30_000)):
+        scrape(sharing, name, capacity=capacity)
+    sharing.listen([], NOW)
+    uses = sharing.get("m/b1").uses
+    assert all(each.uses is uses for each in sharing)
+    caches = 10_000 + 30_000 + 100_000
+    assert uses.cache_tokens == caches
+    for number in range(10):
+        goes_to(sharing, 1, 100 + number)
+    assert uses.expected(1) > 0
+    for _ in range(2):
+        uses.sent(SentPrompt(Prefix([], (), 1, caches, 0), 0, 0, 0))
+        sharing.listen([], NOW)
+    assert uses.expected(1) == 0
+
+
 def test_a_conversation_stays_where_it_is_for_nobody_else_needs_it(sharing):
     home = goes_to(sharing, 1)
     is_busy(sharing, home)
