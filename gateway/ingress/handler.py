@@ -281,6 +281,8 @@ class Handler:
                         return
                     except (UpstreamError, EngineFull) as error:
                         fresh = await self.retrying.after(settings, down, ask, backend, slot, error)
+                        if self.passing.ends(down, record):
+                            return
                         if not fresh:
                             break
             finally:

@@ -30,6 +30,7 @@ from gateway.pools.attribution import is_hard
 from gateway.pools.losses import Fingerprint
 from gateway.pools.quarantine import Quarantine, may_be_a_death
 from gateway.pools.table import Backend, PoolTable
+from gateway.resume.recited import RecitedStream
 from gateway.resume.stream import TrailedStream
 from gateway.routing.choice import failed_at
 from gateway.upstream import attempts
@@ -63,6 +64,8 @@ class Retrying:
     ) -> bool:  # fmt: skip
         """Note a failed attempt; return whether a fresh connection is tried, else another place is looked for.
 
+        Nothing is looked for where only the end of a stream is left to tell: then `Passing.ends` tells it.
+
         Raises:
             GatewayError: neither; what the client is told (502, 503, 504).
         Cancel: nothing is held.
@@ -76,12 +79,31 @@ class Retrying:
         if stream is not None and stream.awaits and isinstance(error, StaleConnection):
             self._ledger.retried(ask.route.pool, attempts.Next.FRESH_CONNECTION.value)
             return True  # nobody had its rest
+        if isinstance(stream, RecitedStream) and stream.lacks_its_end:
+            return False  # nobody is asked: `Passing.ends`
         chance = self._gate.chance(ask) if ask.place is None else Chance.NOW
         if stream is not None:
             if self._measuring.rest(record, ask, stream, chance, moved=moved):
                 return False
             if down.started:
                 record.not_resumed = stream.barrier or Barrier.NO_BACKEND
+        step = self._next(down, record, ask, error, chance, over=over)
+        if step is attempts.Next.TELL:
+            raise engine_refused(ask, error) if isinstance(error, EngineFull) else error
+        self._ledger.retried(ask.route.pool, step.value)
+        if step is attempts.Next.AGAIN:
+            del ask.tried[backend.id]
+        pause_s = attempts.pause_s(step, error, record.attempts, self._rng.random())
+        if pause_s:
+            slot.release()
+            await asyncio.sleep(pause_s)
+        return step is attempts.Next.FRESH_CONNECTION
+
+    def _next(
+        self, down: Downstream, record: RequestRecord, ask: Ask, error: UpstreamError | EngineFull,
+        chance: Chance, *, over: bool,
+    ) -> attempts.Next:  # fmt: skip
+        """Return what follows a failed attempt of which there is no stream to go on with."""
         step = attempts.after(
             error,
             attempts=record.attempts,
@@ -94,17 +116,8 @@ class Retrying:
             active = sum(each.in_flight for each in self._table.backends(ask.route.pool))
             if not self._budget.begin(down, ask.route.pool, active):
                 self._ledger.retried(ask.route.pool, "over_budget")
-                step = attempts.Next.TELL
-        if step is attempts.Next.TELL:
-            raise engine_refused(ask, error) if isinstance(error, EngineFull) else error
-        self._ledger.retried(ask.route.pool, step.value)
-        if step is attempts.Next.AGAIN:
-            del ask.tried[backend.id]
-        pause_s = attempts.pause_s(step, error, record.attempts, self._rng.random())
-        if pause_s:
-            slot.release()
-            await asyncio.sleep(pause_s)
-        return step is attempts.Next.FRESH_CONNECTION
+                return attempts.Next.TELL
+        return step
 
     async def _findable(
         self, settings: Settings, down: Downstream, record: RequestRecord, ask: Ask

@@ -165,6 +165,26 @@ class RecitedStream(TrailedStream):
         limit = limit_of(*self._asked)
         return limit is None or reached.said_tokens < limit
 
+    @property
+    def lacks_its_end(self) -> bool:
+        """Whether it broke off behind the last token that it may have, as its ids prove: only its end was not told."""
+        limit, reached = limit_of(*self._asked), self.trail.reached()
+        if self.cut is None or self.barrier is not None or limit is None or reached is None:
+            return False
+        return reached.said_tokens >= limit and not reached.again
+
+    def told_end(self) -> bytes:
+        """Return the end of a stream that lacks nothing else: it has as many tokens as it may have."""
+        limit, reached = limit_of(*self._asked), self.trail.reached()
+        assert limit is not None
+        assert reached is not None
+        self.cut = self.failed = self.fault = None
+        self.ended = self._aborted = False
+        end = self.trail.teller.end(
+            "length", None, "".join(self.pieces), len(reached.prompt), limit
+        )
+        return self._unveiled(StreamWatch.feed(self, end))
+
     def _barrier(self) -> Barrier | None:
         return super()._barrier() if self.call.body else Barrier.BODY
 

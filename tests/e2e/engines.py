@@ -12,6 +12,8 @@ from tests.e2e.support import VLLM_ENV, get, running, vllm_command, wait_until
 from tests.ports import free_port
 
 _START_S = 480.0
+# A valve holds what its server has long said: the server is not to end the idle connection meanwhile.
+_ENV = VLLM_ENV | {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600"}
 
 
 class Engine:
@@ -41,7 +43,7 @@ class Engine:
             return
         self._stack.close()
         command = vllm_command(self.port, *self._flags)
-        self._child = self._stack.enter_context(running(command, log=self._log, env=VLLM_ENV))
+        self._child = self._stack.enter_context(running(command, log=self._log, env=_ENV))
 
     def wait(self) -> None:
         """Return once it serves."""

@@ -17,6 +17,8 @@ from tests.e2e.engines import Engine
 from tests.e2e.support import MODELS, Gateway, gateway, get, need, wait_until
 from tests.e2e.valve import Valve, valve
 
+FROZEN = "10s"  # a server that says nothing for so long is frozen, though it may share two cores with another one
+
 # A seam reads as a prompt what was written token by token, in another batch. That moves logits a little, and
 # a random model is often undecided. Where its two best tokens are closer than this, either may follow.
 _DECIDED = 1e-3
@@ -33,9 +35,12 @@ def lora_flags() -> list[str]:
 
 @contextlib.contextmanager
 def behind_a_gateway(
-    folder, engines: list[Engine], *, stall: str = "5s", **pools: dict[str, object]
+    folder, engines: list[Engine], *, stall: str = "100s", **pools: dict[str, object]
 ) -> Iterator[tuple[Gateway, Valve]]:
-    """Run a gateway in front of real servers, and a valve in front of the first of them."""
+    """Run a gateway in front of real servers, and a valve in front of the first of them.
+
+    Held streams say nothing, too: `stall` has to be longer than they are held, unless their server is to freeze.
+    """
     folder.mkdir(exist_ok=True)
     with valve(engines[0].port) as first:
         pool = {

@@ -243,7 +243,7 @@ def check(gate, told, expected):
 def test_agents_streams_outlive_their_server_and_call_tools_from_the_next_one(
     tmp_path, servers, expected
 ):
-    with behind_a_gateway(tmp_path, servers, stall="100s") as (gate, first):
+    with behind_a_gateway(tmp_path, servers) as (gate, first):
         first.hold_after(HELD_AFTER)
         told = asyncio.run(
             disturbed(gate, first, expected[0], lambda: servers[0].signal(signal.SIGKILL))
@@ -254,7 +254,7 @@ def test_agents_streams_outlive_their_server_and_call_tools_from_the_next_one(
 def test_they_leave_a_server_that_is_drained(tmp_path, servers, expected):
     """What cannot leave stays where the valve holds it, until that is closed."""
     moves = {"tiny": {"move_after": "0s"}}
-    with behind_a_gateway(tmp_path, servers, stall="100s", **moves) as (gate, first):
+    with behind_a_gateway(tmp_path, servers, **moves) as (gate, first):
         first.hold_after(HELD_AFTER)
 
         def drain():

@@ -65,7 +65,7 @@ def message(number):
 
 
 def test_a_limit_just_behind_the_seam_holds(tmp_path, servers):
-    """The rest may have one token left; a limit that was reached before the seam needs no rest."""
+    """The rest may have one token left."""
     asked = requests(*range(8, 32))
     expected = asyncio.run(undisturbed(servers[1], asked))
     with behind_a_gateway(tmp_path, servers) as (gate, first):

@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from tests.e2e.resuming import (
+    FROZEN,
     behind_a_gateway,
     check_ends,
     check_greedy,
@@ -62,7 +63,8 @@ def go_on(folder, servers, asked, number, more_bytes=0, holds=None, **pools):
     A signal disturbs the server itself. Without one its connections end, so many bytes after the last whole frame.
     `holds` is true of what that may be.
     """
-    with behind_a_gateway(folder, servers, **pools) as (gate, first):
+    stall = FROZEN if number is signal.SIGSTOP else "100s"
+    with behind_a_gateway(folder, servers, stall=stall, **pools) as (gate, first):
         first.hold_after(HELD_AFTER, more_bytes, holds)
         disturb = first.cut if number is None else lambda: servers[0].signal(number)
         answers = asyncio.run(disturbed(gate, first, asked, disturb))

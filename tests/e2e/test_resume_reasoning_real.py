@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from tests.e2e.resuming import behind_a_gateway, check_ends, disturbed, resumed, undisturbed
+from tests.e2e.resuming import FROZEN, behind_a_gateway, check_ends, disturbed, resumed, undisturbed
 from tests.e2e.support import MODELS, need
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -83,7 +83,7 @@ def test_reasoning_goes_on_as_reasoning_and_the_answer_as_the_answer(tmp_path, w
     expected = asyncio.run(undisturbed(servers[1], asked))
     assert sum(bool(told.reasoning and told.text) for told in expected.values()) >= 2
     assert sum(bool(told.reasoning and not told.text) for told in expected.values()) >= 2
-    with behind_a_gateway(tmp_path / "gateway", servers) as (gate, first):
+    with behind_a_gateway(tmp_path / "gateway", servers, stall=FROZEN) as (gate, first):
         first.hold_after(HELD_AFTER)
         answers = asyncio.run(
             disturbed(gate, first, asked, lambda: servers[0].signal(signal.SIGSTOP))

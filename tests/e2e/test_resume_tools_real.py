@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from tests.e2e.resuming import (
+    FROZEN,
     behind_a_gateway,
     check_ends,
     check_greedy,
@@ -55,7 +56,7 @@ def test_what_could_have_begun_a_call_is_said_once(tmp_path, servers):
     asked = requests()
     expected = asyncio.run(undisturbed(servers[1], asked))
     assert sum("<" in told.text for told in expected.values()) >= 3
-    with behind_a_gateway(tmp_path, servers) as (gate, first):
+    with behind_a_gateway(tmp_path, servers, stall=FROZEN) as (gate, first):
         first.hold_after(HELD_AFTER)
         answers = asyncio.run(
             disturbed(gate, first, asked, lambda: servers[0].signal(signal.SIGSTOP))

@@ -3,8 +3,9 @@
     client  <--  frames up to the point  --  Valve  <--  all frames  --  server
 
 So it is certain what a client has seen of a stream, and that the stream goes on, when its server is
-frozen or killed: neither the speed of the machine nor chance decides it. What is not an event stream
-passes, and so does the server's end: a reset, or a closed connection.
+frozen or killed: neither the speed of the machine nor chance decides it. A busy server may put all of a
+reply into fewer frames: then the frame that ends it is the first that does not pass. What is not an event
+stream passes, and so does the server's end: a reset, or a closed connection.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 
 _FRAME_END = b"\n\n\r\n"  # vLLM's server writes each frame as a chunk of its own
 _STREAMS = b"\r\ncontent-type: text/event-stream"
+_LAST = (b'"finish_reason":"', b"event: message_delta\n", b"event: response.completed\n")
 _RESET = struct.pack("ii", 1, 0)  # close() then sends a reset
 _READ_BYTES = 65_536
 
@@ -132,13 +134,18 @@ class Valve:
 
 
 def _end_of(said: bytes, frames: int, holds: Callable[[bytes], bool]) -> int:
-    """Return where the first frame ends, from the n-th on, that holds; -1 where it has not come yet."""
+    """Return where the first frame ends, from the n-th on, that holds; -1 where it has not come yet.
+
+    It is before the last frame of the reply in any case.
+    """
     begin = at = number = 0
     while number < frames or not holds(said[begin:at]):
         begin, number = at, number + 1
         at = said.find(_FRAME_END, at) + len(_FRAME_END)
         if at < len(_FRAME_END):
             return -1
+        if any(each in said[begin:at] for each in _LAST):
+            return begin
     return at
 
 

@@ -393,11 +393,20 @@ def test_whoever_is_asked_for_ids_keeps_tenants_apart(path):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_where_the_limit_was_reached_nothing_is_left_to_go_on_with(path):
+@pytest.mark.parametrize("how", ["reset_after:40", "truncate_after:40", "error_frame_after:40"])
+def test_where_all_tokens_were_told_only_the_end_is_added(path, how):
     @story
     async def check():
         async with gateway(SIM, SIM, access=True) as world:
-            await ends_with_an_error(world, path, "reset_after:40", "no_backend")
+            whole = await read(world, path)
+            ended = await read(world, path, how)
+            assert anonymous(ended) == anonymous(whole)
+            await world.settled()
+            first, line = world.access_lines()
+            assert (line["outcome"], line["status"], line["not_resumed"]) == ("ok", 200, None)
+            assert (line["attempts"], line["resumed"]) == (1, 0)
+            for name in ("prompt_tokens", "completion_tokens", "usage_source"):
+                assert line[name] == first[name]
 
     check()
 
