@@ -36,6 +36,7 @@ from gateway.core.endpoints import NO_ENGINE
 from gateway.core.errors import GatewayError
 from gateway.core.exclusion import AWAITS_ADAPTER
 from gateway.core.types import SERVING, Ask, Need, Slot
+from gateway.pools.room import LEAST
 from gateway.pools.table import Backend, PoolTable
 
 Kinds = dict[tuple[object, ...], Blocked]
@@ -99,7 +100,7 @@ class Line:
         Once a request finds none, those like it that need as much or more are skipped.
         """
         best = self.queue.highest, self.top_priority  # what keeps this out keeps all others out
-        full = {each.id for each in serving if each.obstacle(1, now, *best) is not None}
+        full = {each.id for each in serving if each.obstacle(LEAST, now, *best) is not None}
         if self._revision != self._table.revision:
             self._revision, self._loading = self._table.revision, set()
         kinds: Kinds = {}
@@ -124,7 +125,7 @@ class Line:
             slot = place_at(self._table, backend.id, ask, now)
             before.clear()  # the next walk begins with the first again
             blocked.clear()
-            if backend.obstacle(1, now, *best) is not None:
+            if backend.obstacle(LEAST, now, *best) is not None:
                 full.add(backend.id)
                 kinds.clear()
             return slot
@@ -137,6 +138,8 @@ class Line:
         """Measure how fast the pool drains, and look after those who wait; about twice a second."""
         self.forecast.tick(seconds)
         self.patience.tick(seconds, self.forecast.drain.tokens_per_s)
+        for each in self._backends:
+            each.room.peak.calm = not self.patience.overloaded
         if self.queue:
             if self._may_hurry(now):
                 self._hurry(now)
@@ -147,10 +150,9 @@ class Line:
 
     def came(self, ask: Ask) -> None:
         """Note that a request came, maybe again."""
-        caller, need = ask.caller, ask.need
         if not ask.tried and (ask.route.adapter is None or not awaits_load(self._backends, ask)):
-            self.patience.came(caller.tenant, need.prompt_tokens + need.output_tokens)
-        if caller.priority == ask.top_priority:
+            self.patience.came(ask.caller.tenant, ask.need.tokens)
+        if ask.caller.priority == ask.top_priority:
             self._table.highest_came(self._pool, self._clock.now())
         if ask.returned and not ask.tried:
             self.forecast.returned(ask)
@@ -200,12 +202,11 @@ class Line:
     def _blocked(
         self, waiting: Waiting, kinds: Kinds, now: float, full: AbstractSet[str] = _NOTHING
     ) -> Blocked:
-        """Return which backends could take a request once they have room; one look for all of a kind.
+        """Return which backends could take a request once they have room.
 
-        One that fits every backend is looked at for all such of its kind: they differ in size alone.
+        One look is for all of its kind that fit every backend: they differ in size alone.
         """
-        ask = waiting.ask
-        fits = self._fits_all(ask)
+        ask, fits = waiting.ask, self._fits_all(waiting.ask)
         known = kinds.get(waiting.kind) if fits else None
         if known is None:
             why = self._finder.explain(ask, now).excluded
@@ -274,8 +275,7 @@ class Line:
 
     def _may_hurry(self, now: float) -> bool:
         """Whether the pool may end waits before their settings do, see `Patience`."""
-        overloaded = self._guarded and self.patience.overloaded
-        return overloaded and not all_start(self._backends, now)
+        return self._guarded and self.patience.overloaded and not all_start(self._backends, now)
 
     def _hurry(self, now: float) -> None:
         """Let nobody wait longer than if it came now: who came before an overload would stand before all others."""

@@ -172,7 +172,7 @@ def needs_as_much(backends: Sequence[Backend], ask: Ask, least: Need) -> bool:
 
 def held_tokens(backends: Sequence[Backend]) -> int:
     """Return what all requests in flight are expected to need."""
-    return sum(sum(each.room.tenants.values()) for each in backends)
+    return sum(each.room.shares.tokens for each in backends)
 
 
 def left_alone(
@@ -186,7 +186,7 @@ def left_alone(
     found = set()
     for backend_id, claimers in claimed.items():
         backend = table.get(backend_id)
-        much = backend.room.holds_much if backend is not None else None
+        much = backend.room.shares.holds_much if backend is not None else None
         if (
             much is None
             or much(ask.caller.tenant)

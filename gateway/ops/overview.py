@@ -41,6 +41,7 @@ from gateway.ops.states import (
 )
 from gateway.ops.supervision import SupervisionOverview, supervision
 from gateway.ops.trials import TrialOverview, trial_told
+from gateway.pools.room import LEAST
 from gateway.pools.table import Backend, PoolTable
 from gateway.rollout.rollouts import Rollout
 from gateway.routing.catalog import Catalog
@@ -288,10 +289,9 @@ def pool_overviews(facts: Facts, moment: Moment) -> list[PoolOverview]:
 
 def _backend(backend: Backend, facts: Facts, moment: Moment, elsewhere: int) -> BackendOverview:
     unit, ended = facts.units.get(backend.id), facts.ended.get(backend.id, 0)
-    sample, stale = backend.sample, backend.stale(moment.now)
-    obstacle = backend.obstacle(1, moment.now)
+    sample, stale, now = backend.sample, backend.stale(moment.now), moment.now
     fresh = None if stale else sample
-    projected = backend.room.projection(moment.now).ratio
+    obstacle, projected = backend.obstacle(LEAST, now), backend.room.projection(now).ratio
     return BackendOverview(
         id=backend.id,
         name=backend.name,
@@ -311,7 +311,7 @@ def _backend(backend: Backend, facts: Facts, moment: Moment, elsewhere: int) -> 
         running=fresh.running if fresh is not None else None,
         waiting=fresh.waiting if fresh is not None else None,
         kv_usage_ratio=fresh.kv_usage_ratio if fresh is not None else None,
-        scrape_age_s=round(moment.now - sample.at, 3) if sample is not None else None,
+        scrape_age_s=round(now - sample.at, 3) if sample is not None else None,
         stale=stale,
         saturated=obstacle is not None,
         obstacle=None if obstacle is None else obstacle.value,

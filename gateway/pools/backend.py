@@ -25,7 +25,7 @@ from gateway.pools.limit import Limit, unreserved
 from gateway.pools.progress import moved
 from gateway.pools.pulse import Pulse
 from gateway.pools.rate import Rate
-from gateway.pools.room import Room
+from gateway.pools.room import LEAST, Room
 from gateway.pools.server import Server
 from gateway.pools.speed import Speed
 from gateway.pools.work import BESIDE, USUAL_TOKENS, TokenCost, Work, own_ratio
@@ -261,17 +261,17 @@ class Backend(Server):
 
     def obstacle(
         self,
-        need_tokens: int,
+        need: Need,
         now: float,
         priority: int = 0,
         top_priority: int | None = None,
         tenant: str = "",
-        prompt_tokens: int = 1,
+        to_read: int = 1,
     ) -> Exclusion | None:
         """Return why it has no room for a request that it could serve, None when it has.
 
         A reserve is kept for the highest band, of `top_priority`, while it came lately; and for tenants with
-        little in flight here. What has no `prompt_tokens` to read need not stand back for what is unread.
+        little in flight here. What has no tokens `to_read` need not stand back for what is unread.
         """
         limit = self.limit
         if not self.guarded:
@@ -282,25 +282,25 @@ class Backend(Server):
         part = allowed if alone else self.part(allowed, self.elsewhere.requests)
         if self.in_flight >= part:
             capacity = self.room.capacity_tokens
-            never = capacity is not None and need_tokens > capacity
+            never = capacity is not None and self.room.asked(need) > capacity
             return Exclusion.TOO_LARGE if never else Exclusion.AT_LIMIT
         lower = top_priority is not None and priority < top_priority
         unread, is_highest = self.room.unread_tokens, top_priority is not None and not lower
-        if unread > 0 and prompt_tokens > 0 and not is_highest:
+        if unread > 0 and to_read > 0 and not is_highest:
             beside = lower and now < self.highest_came_at + HERE_S
             ahead_tokens = limit.reading.ahead_tokens(now, beside_highest=beside)
             if not alone:
                 ahead_tokens = self.part(ahead_tokens, self.elsewhere.unread_tokens)
-            if unread + prompt_tokens > ahead_tokens:
+            if unread + to_read > ahead_tokens:
                 return Exclusion.READING
         reserves = 2 if lower and now < self.highest_came_at + _LATELY_S else 1
         if 2 * (self.in_flight + self.elsewhere.requests) < allowed:  # no places are short
-            found = self.room.verdict(need_tokens, now, reserves)
+            found = self.room.verdict(need, now, reserves)
         else:
-            found = self._kept(need_tokens, now, allowed, reserves)
-        if found is None or self.room.holds_much(tenant):
+            found = self._kept(need, now, allowed, reserves)
+        if found is None or self.room.shares.holds_much(tenant):
             return found
-        return self._kept(need_tokens, now, allowed, reserves - 1)
+        return self._kept(need, now, allowed, reserves - 1)
 
     def part(self, allowed: float, elsewhere: int) -> float:
         """Return how much of what a backend may have is for this gateway: what others leave, or an even part."""
@@ -313,11 +313,11 @@ class Backend(Server):
         self.peak = max(self.peak, self.in_flight + elsewhere.requests)
         self.work = None
 
-    def _kept(self, need_tokens: int, now: float, allowed: int, reserves: int) -> Exclusion | None:
+    def _kept(self, need: Need, now: float, allowed: int, reserves: int) -> Exclusion | None:
         """Return what is in the way of a request from which so many reserves are kept."""
         if self.in_flight >= self.part(unreserved(allowed, reserves), self.elsewhere.requests):
             return Exclusion.AT_LIMIT
-        return self.room.verdict(need_tokens, now, reserves)
+        return self.room.verdict(need, now, reserves)
 
     def allowed(self, now: float) -> int | None:
         """Return how many of our requests it may have at a time; None with admission off."""
@@ -325,7 +325,7 @@ class Backend(Server):
 
     def saturated(self, now: float) -> bool:
         """Whether it takes no more of even the smallest requests."""
-        return self.obstacle(1, now) is not None
+        return self.obstacle(LEAST, now) is not None
 
     def served_name(self, route: Route) -> str:
         """Return the model name to send: the adapter, or what the pool's model is called here."""

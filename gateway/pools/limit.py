@@ -258,7 +258,8 @@ class Limit:
             was_queued, self._queued = self._queued, _long_queue(sample)
             queued = was_queued and self._queued
             # The first scrape is the base; a counter that fell is a new process, and the base anew.
-            preempted = sample.preemptions > self._preemptions
+            # Where a cache's size is known, less is let into it from then on: see `Trust`.
+            preempted = sample.preemptions > self._preemptions and not sample.kv_capacity_tokens
             self._preemptions = sample.preemptions
         if queued:
             return Sign.WAITING

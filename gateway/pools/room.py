@@ -13,9 +13,11 @@ An older request's prompt is in the scraped usage, and so is what it has written
 as requests are met at all points of their life alike. Of the half to come half counts, for while it
 is written others end, and free more than it takes. So it is with fresh ones, whose pace is known.
 
-Prompts may share blocks (prefix caching), and expectations err: what is credited is an upper bound.
-The older requests show by how much, and fresh ones are believed to share alike. Without a fresh
-scrape the usage is unknown, not none: then all that is in flight counts in full.
+What is credited is an upper bound, and scrapes show by how much: see `Trust`. Without a fresh scrape the
+usage is unknown, not none: then all that is in flight counts in full.
+
+While a pool is not overloaded, the most that the cache will ever hold takes the place of the projection: see
+`Peak`. In an overload it would let in long requests in place of many short ones.
 
 Closing has hysteresis, on the scraped usage alone: closed from `stop_ratio`, open again below
 `resume_ratio`, `dwell_s` at least in either. Meanwhile it is filled up to `resume_ratio` only.
@@ -27,26 +29,26 @@ import math
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.core.types import Credit, Exclusion, LoadSample
+from gateway.core.types import Credit, Exclusion, LoadSample, Need
 from gateway.pools.elsewhere import NOTHING, UnderWay
+from gateway.pools.peak import Peak
+from gateway.pools.shares import Shares
+from gateway.pools.trust import Trust
 from gateway.pools.writing import Writing
 
+LEAST: Final = Need(1, 0, streams=True)  # what has no room for it is full
 _WRITTEN: Final = 0.5  # of the expected output, by a request met at a random point of its life
 # Of the expected output, on top of the scraped usage. Simulated engines of 3,200 to 64,000 tokens at
 # 2 to 4 times their load: with the whole half to come they had no preemption at all, but wrote up to
 # a quarter less; with a quarter 0 to 3 preemptions, with a tenth 5 to 11, without a gateway 130 to 1,950.
 _GROWTH: Final = 0.25
 _LEFT: Final = _GROWTH / _WRITTEN  # of what is left to write: the same, where that is known
-_LEAST_SHARE: Final = 0.1  # when prompts cease to share, one scrape's overrun stays bounded
-_TELLING_RATIO: Final = 0.2  # of the capacity, credited to older requests; less proves no sharing
-_FORGETS: Final = 0.1  # of what was learnt of sharing, per scrape that tells nothing of it
 _RESERVE: Final = 0.1  # of the capacity: two long requests of a twentieth, or dozens of short ones
 # Of the capacity: enough room for a batch to begin, however large it is. A stop ratio of 0.9 less two
 # reserves leaves it while a tenth of the cache, or less, is in use. A simulated engine of 10,240 tokens,
 # with batches of 12,400 among chats: 22 preemptions in 15 s at 0.4, 9 at 0.6, none at 0.8, and 3 to 5 %
 # fewer requests served at each; 27 when a batch counted as its longest prompt.
 _BEGINS: Final = 0.6
-_SHARES: Final = 1.5  # even shares that a tenant may hold; equal tenants mostly differ by less
 _QUEUE_SHARE: Final = 0.5  # of running: less is for the concurrency limit to see in two scrapes
 
 
@@ -70,7 +72,6 @@ class Room:
     open: bool = True
     changed_at: float = -math.inf
     capacity_tokens: int | None = None  # the last one known; None too where the model uses no cache
-    _reserve_tokens: float = 0.0
     sequences: int = 0  # in flight: what our requests are in the engine's own counts
     _sample: LoadSample | None = None
     _scrapes: int = 0
@@ -86,8 +87,9 @@ class Room:
     _unseen_tokens: int = 0  # the same of others; the next scrape is taken to show them read
     writing: Writing = field(default_factory=Writing)
     _ended_tokens: float = 0.0
-    _share: float = 1.0  # what a credited token really takes
-    tenants: dict[str, int] = field(default_factory=dict)  # tokens in flight, whole needs
+    trust: Trust = field(default_factory=Trust)
+    peak: Peak = field(default_factory=Peak)
+    shares: Shares = field(default_factory=Shares)
     # Counted ever, but for requests that ended before a scrape could show them:
     _read_before_tokens: int = 0  # whole needs of those that were read, up to the last scrape
     ended_tokens: int = 0  # what those that ended should have held
@@ -99,19 +101,14 @@ class Room:
     # much room beside what is fresh at most. What ends meanwhile only adds to it.
     _clear_until: float = -math.inf
     _surely_free: float = 0.0
+    _all_fits: float = 0.0  # likewise, if everybody took its whole need at the same time
 
     # --- fed ---
 
     def take(
-        self,
-        prompt_tokens: int,
-        output_tokens: int,
-        *,
-        streams: bool = True,
-        tenant: str = "",
-        sequences: int = 1,
-        cached_tokens: int = 0,
-    ) -> Credit:
+        self, prompt_tokens: int, output_tokens: int, *, streams: bool = True, tenant: str = "",
+        sequences: int = 1, cached_tokens: int = 0,
+    ) -> Credit:  # fmt: skip
         """Credit a request that goes to the backend; give it back through `give_back`.
 
         `output_tokens` is what is expected, not what is allowed. One that streams is fresh until
@@ -125,7 +122,7 @@ class Room:
             output_tokens = capacity - prompt_tokens
         tokens = prompt_tokens + output_tokens
         self.sequences += sequences
-        self.tenants[tenant] = self.tenants.get(tenant, 0) + tokens
+        self.shares.take(tenant, tokens)
         unread_tokens = prompt_tokens - cached_tokens if cached_tokens < prompt_tokens else 0
         unread_before = self.unread_tokens + self.elsewhere.unread_tokens
         if streams:
@@ -138,16 +135,13 @@ class Room:
             self._unseen_tokens += unread_tokens
             self._read_prompt += prompt_tokens
             self._read_output += output_tokens
-        return Credit(
-            prompt_tokens,
-            output_tokens,
-            need_tokens,
-            unread_tokens,
-            unread_before,
-            read_at,
-            tenant=tenant,
-            sequences=sequences,
-        )
+        credit = Credit(
+            prompt_tokens, output_tokens, need_tokens, unread_tokens, unread_before, read_at,
+            tenant=tenant, sequences=sequences,
+        )  # fmt: skip
+        if streams and sequences == 1:
+            self.peak.take(credit)
+        return credit
 
     def first_token(self, credit: Credit, now: float) -> None:
         """Note that the prompt has been read: from the next scrape on, usage shows it."""
@@ -163,18 +157,18 @@ class Room:
             if credit.sequences == 1:  # several write faster than the pace of one
                 credit.began_at = now
                 self.writing.begins(now, output)
+                self.peak.changed()
 
     def give_back(self, credit: Credit) -> None:
         """Take back a credit, however the request ended; further calls do nothing."""
         if not credit.held:
             return
         credit.held = False
+        self.peak.give_back(credit)
         self.sequences -= credit.sequences
         prompt, output = credit.prompt_tokens, credit.output_tokens
         self.given_back_tokens += credit.need_tokens
-        left = self.tenants.pop(credit.tenant, 0) - prompt - output
-        if left > 0:
-            self.tenants[credit.tenant] = left
+        self.shares.give_back(credit.tenant, prompt + output)
         if credit.read_at is None:
             self.unread_tokens -= credit.unread_tokens
             self._coming_tokens -= prompt + output
@@ -189,7 +183,7 @@ class Room:
             self._old_output -= output
             held_tokens = prompt + _WRITTEN * output
             self.ended_tokens += int(held_tokens)
-            self._ended_tokens += self._share * held_tokens
+            self._ended_tokens += self.trust.share * held_tokens
 
     def hear(self, elsewhere: UnderWay) -> None:
         """Take in what other gateways have under way; of what is counted over all time, what came since."""
@@ -203,16 +197,21 @@ class Room:
         self._scrapes += 1
         if sample.kv_capacity_tokens is not None:
             self.capacity_tokens = sample.kv_capacity_tokens or None
-        self._reserve_tokens = _RESERVE * (self.capacity_tokens or 0)
         self._read_before_tokens += self._read_prompt + self._read_output
         self._old_prompt += self._read_prompt
         self._old_output += self._read_output
         self._read_prompt = self._read_output = self._unseen_tokens = 0
         self.writing.scraped()
         self._read_elsewhere, self._ended_elsewhere, self._ended_tokens = 0, 0, 0.0
-        self._share = self._shared(sample)
+        credited = self._old_prompt + _WRITTEN * self._old_output + self.elsewhere.seen_tokens
+        self.trust.scraped(sample, self.capacity_tokens, credited)
+        capacity, gap_s = self.capacity_tokens or 0, self.writing.gap_s or 0.0
+        ours = self.sequences if self.elsewhere is NOTHING else None
+        self.peak.scraped(sample, ours, capacity, self.trust.share, gap_s)
         self._move(sample)
         self._surely_free = self._clear_room(sample)
+        most = (self.stop_ratio - self.trust.spared_ratio) * capacity
+        self._all_fits = most - self.peak.beyond_tokens
         self._clear_until = sample.at + self.stale_s if self._surely_free > 0 else -math.inf
 
     def _move(self, sample: LoadSample) -> None:
@@ -227,25 +226,28 @@ class Room:
         capacity, usage = self.capacity_tokens, sample.kv_usage_ratio
         if capacity is None or usage is None or not self.open or self._queued(sample):
             return 0.0
-        grows = _GROWTH * self._share * (self._old_output + self.elsewhere.growing_tokens)
-        return self.stop_ratio * capacity - usage * capacity - grows
+        grows = _GROWTH * self.trust.share * (self._old_output + self.elsewhere.growing_tokens)
+        return (self.stop_ratio - self.trust.spared_ratio - usage) * capacity - grows
 
     def _queued(self, sample: LoadSample) -> bool:
         waiting = sample.waiting
         return waiting >= self.max_waiting and waiting >= _QUEUE_SHARE * sample.running
 
-    def _shared(self, sample: LoadSample) -> float:
-        """How much of what the older requests were credited with the scrape really shows."""
-        capacity, usage = self.capacity_tokens, sample.kv_usage_ratio
-        credited = self._old_prompt + _WRITTEN * self._old_output + self.elsewhere.seen_tokens
-        if capacity is None or usage is None or credited < _TELLING_RATIO * capacity:
-            return self._share + _FORGETS * (1.0 - self._share)
-        return min(1.0, max(_LEAST_SHARE, usage * capacity / credited))
-
     # --- asked ---
 
-    def verdict(self, need_tokens: int, now: float, reserves: int = 0) -> Exclusion | None:
-        """Return why a request of `need_tokens` (prompt plus expected output) may not go in, None if it may.
+    def asked(self, need: Need) -> int:
+        """Return the room that a request asks for.
+
+        The engine runs what of a batch does not fit when earlier sequences have ended. So a batch larger than
+        the whole cache goes to a backend that is nearly idle.
+        """
+        tokens, capacity = need.prompt_tokens + need.output_tokens, self.capacity_tokens
+        if need.sequences == 1 or capacity is None:
+            return tokens
+        return min(tokens, int(_BEGINS * capacity))
+
+    def verdict(self, need: Need, now: float, reserves: int = 0) -> Exclusion | None:
+        """Return why a request may not go in, None if it may.
 
         For each of the `reserves` a tenth of the cache stays free for others.
 
@@ -253,15 +255,18 @@ class Room:
         better time.
         """
         capacity, usage, full = self.capacity_tokens, None, False
-        reserve = reserves * self._reserve_tokens
+        single = need.sequences == 1
+        need_tokens = need.prompt_tokens + need.output_tokens if single else self.asked(need)
+        reserve = reserves * _RESERVE * (capacity or 0)
         # As `_all_fresh` does: each request pays for a call.
         fresh_tokens = self._coming_tokens + self._read_prompt + self._read_output
         fresh_tokens += self.elsewhere.coming_tokens + self._read_elsewhere
-        if (
-            need_tokens + self._share * fresh_tokens + reserve <= self._surely_free
-            and now <= self._clear_until
-        ):
-            return None
+        if now <= self._clear_until:
+            if reserves < 2 and self.peak.knows(self.sequences):
+                if need_tokens + self.shares.tokens + reserve <= self._all_fits:
+                    return None
+            elif need_tokens + self.trust.share * fresh_tokens + reserve <= self._surely_free:
+                return None
         if capacity is not None and need_tokens > capacity:
             return Exclusion.TOO_LARGE
         sample = self._latest(now)
@@ -275,29 +280,19 @@ class Room:
         why = Exclusion.KV_FULL if full else Exclusion.NO_KV_ROOM
         if capacity is None:
             return why if full else None
-        most = self.resume_ratio if full else self.stop_ratio
-        room = most * capacity - self._projected(capacity, usage, now) - reserve
-        return None if need_tokens <= room else why
+        most = (self.resume_ratio if full else self.stop_ratio) - self.trust.spared_ratio
+        return None if self._with(need, capacity, usage, now, reserves) <= most * capacity else why
 
-    def enough(self, batch_tokens: int) -> int:
-        """Return the room that is enough for a batch of so many tokens, to ask `verdict` for.
-
-        The engine runs what does not fit when earlier sequences have ended. So a batch larger than the
-        whole cache goes to a backend that is nearly idle.
-        """
-        capacity = self.capacity_tokens
-        return batch_tokens if capacity is None else min(batch_tokens, int(_BEGINS * capacity))
-
-    def holds_much(self, tenant: str) -> bool:
-        """Whether a tenant has clearly more than an even share of what is in flight here.
-
-        What it holds alone is no share of anything.
-        """
-        count = len(self.tenants)
-        if count < 2:
-            return False
-        all_tokens = self._fresh() + self._old_prompt + self._old_output
-        return self.tenants.get(tenant, 0) * count > _SHARES * all_tokens
+    def _with(
+        self, need: Need, capacity: int, usage: float | None, now: float, reserves: int
+    ) -> float:
+        """Return what the cache would hold with a request in it, and with what is kept for others."""
+        holds = reserves * _RESERVE * capacity
+        known = usage is not None and need.streams and need.sequences == 1 and reserves < 2
+        if known and self.peak.knows(self.sequences):
+            peak = self.peak.with_one_more(need.prompt_tokens, need.output_tokens, now)
+            return holds + self.trust.share * peak + self.peak.beyond_tokens
+        return holds + self.asked(need) + self._projected(capacity, usage, now)
 
     def left(self) -> tuple[int, int]:
         """Return what our requests leave to do: prompts not known to be read, and outputs expected."""
@@ -310,7 +305,10 @@ class Room:
         usage = sample.kv_usage_ratio if sample is not None else None
         if capacity is None:
             return Projection(None, usage)
-        tokens = self._projected(capacity, usage, now)
+        if usage is not None and self.peak.knows(self.sequences):
+            tokens = self.trust.share * self.peak.most(now) + self.peak.beyond_tokens
+        else:
+            tokens = self._projected(capacity, usage, now)
         return Projection(int(tokens), tokens / capacity)
 
     def _latest(self, now: float) -> LoadSample | None:
@@ -343,8 +341,8 @@ class Room:
         if usage is None:
             older = self._old_prompt + self._old_output
             return fresh_tokens + older + others.seen_tokens + others.growing_tokens
-        ended = self._ended_tokens + self._share * self._ended_elsewhere
+        ended = self._ended_tokens + self.trust.share * self._ended_elsewhere
         grows = _GROWTH * (self._old_output + others.growing_tokens)
         shown = max(0.0, usage * capacity - ended)
         spared = (1 - _LEFT) * self.writing.left_tokens(now)
-        return max(0.0, shown + self._share * (fresh_tokens - spared + grows))
+        return max(0.0, shown + self.trust.share * (fresh_tokens - spared + grows))

@@ -16,15 +16,15 @@ _WEIGHT: Final = 0.1  # of the newest gap: the pace follows the last ten streams
 class Writing:
     """The streams of one backend that got their first token since the last scrape, as sums."""
 
-    _gap_s: float | None = None  # between two tokens of a stream; None while none has ended
+    gap_s: float | None = None  # between two tokens of a stream; None while none has ended
     _count: int = 0
     _output_tokens: int = 0  # expected, whole
     _began_sum: float = 0.0  # of the times of their first tokens
 
     def wrote(self, gap_s: float) -> None:
         """Learn from a stream that ended: it got a token each `gap_s`."""
-        known = self._gap_s
-        self._gap_s = gap_s if known is None else known + _WEIGHT * (gap_s - known)
+        known = self.gap_s
+        self.gap_s = gap_s if known is None else known + _WEIGHT * (gap_s - known)
 
     def begins(self, now: float, output_tokens: int) -> None:
         """Note a first token, of a stream that is expected to write so many."""
@@ -46,7 +46,7 @@ class Writing:
 
     def left_tokens(self, now: float) -> float:
         """Return how much of their outputs they have yet to write; 0 while the pace is not known."""
-        if not self._gap_s or not self._count:
+        if not self.gap_s or not self._count:
             return 0.0
-        written = (self._count * now - self._began_sum) / self._gap_s
+        written = (self._count * now - self._began_sum) / self.gap_s
         return max(0.0, self._output_tokens - max(0.0, written))

@@ -249,14 +249,11 @@ def obstacle(
     if ask.call.endpoint in NO_ENGINE:
         return None
     need, caller = ask.need, ask.caller
-    tokens = need.prompt_tokens + need.output_tokens
-    if need.sequences > 1:
-        tokens = backend.room.enough(tokens)
     to_read, unread = need.prompt_tokens, backend.room.unread_tokens
     if unread and ask.prefix is not None:  # else it is not asked for
         cached_tokens = backend.cached_tokens(ask.prefix)
         to_read = 0 if cached_tokens >= unread else to_read - cached_tokens
-    found = backend.obstacle(tokens, now, caller.priority, ask.top_priority, caller.tenant, to_read)
+    found = backend.obstacle(need, now, caller.priority, ask.top_priority, caller.tenant, to_read)
     if found is None and barred and backend.id in barred:
         return Exclusion.CLAIMED
     return found

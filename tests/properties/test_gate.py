@@ -336,7 +336,7 @@ class AtTheGate(RuleBasedStateMachine):
         for backend in (*self.house.table, *self.house.table.leaving()):
             backend.room.observe(LoadSample(self.loop.time(), 0, 0, None, CAPACITY))
             assert (backend.in_flight, backend.room.sequences) == (0, 0)
-            assert (backend.room.unread_tokens, backend.room.tenants) == (0, {})
+            assert (backend.room.unread_tokens, backend.room.shares.by_tenant) == (0, {})
             assert backend.room.projection(self.loop.time()).tokens == 0
         assert not self.house.table.leaving()
 

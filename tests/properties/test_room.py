@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.types import Exclusion, LoadSample
+from gateway.core.types import Exclusion, LoadSample, Need
 from gateway.pools.room import Room
 
 CAPACITY = 10_000
@@ -80,7 +80,7 @@ def test_a_full_backend_takes_work_up_to_its_resume_ratio_only_unless_it_is_idle
         idle = room.sequences == 0 and running + waiting == 0
         if fresh and usage is not None and usage >= room.stop_ratio and not idle:
             room_tokens = room.resume_ratio * CAPACITY - room.projection(now).tokens
-            assert room.verdict(math.ceil(room_tokens) + 1, now) is not None
+            assert room.verdict(Need(math.ceil(room_tokens) + 1, 0), now) is not None
 
 
 @given(steps)
@@ -97,6 +97,7 @@ def test_what_is_known_of_the_pace_makes_it_look_emptier_by_half_of_the_outputs_
     steps, gap_s
 ):
     known, unknown = Room(), Room()
+    known.peak.calm = False  # else it looks further ahead
     known.writing.wrote(gap_s)
     for (now, _, credits), _ in zip(walk(known, steps), walk(unknown, steps), strict=True):
         if (most := unknown.projection(now).tokens) is not None:
@@ -111,8 +112,8 @@ def test_whatever_happened_an_idle_backend_takes_what_it_can_hold(steps, need):
     for credit in credits:
         room.give_back(credit)
     room.observe(LoadSample(now, 0, 0, 0.0, CAPACITY))
-    assert room.verdict(need, now) is None
-    assert room.verdict(CAPACITY + 1, now) is Exclusion.TOO_LARGE
+    assert room.verdict(Need(need, 0), now) is None
+    assert room.verdict(Need(CAPACITY + 1, 0), now) is Exclusion.TOO_LARGE
 
 
 @given(steps)
@@ -123,23 +124,23 @@ def test_all_credit_comes_back(steps):
     assert room.sequences == len(held)
     room.observe(LoadSample(now, 0, 0, None, CAPACITY))  # usage unknown: the whole credit shows
     need = sum(credit.prompt_tokens + credit.output_tokens for credit in held)
-    assert room.projection(now).tokens == sum(room.tenants.values()) == need
+    assert room.projection(now).tokens == sum(room.shares.by_tenant.values()) == need
     for tenant in "abc":
         own = [credit for credit in held if credit.tenant == tenant]
         tokens = sum(credit.prompt_tokens + credit.output_tokens for credit in own)
-        assert room.tenants.get(tenant, 0) == tokens
+        assert room.shares.by_tenant.get(tenant, 0) == tokens
     for credit in credits:
         room.give_back(credit)
     assert room.sequences == room.projection(now).tokens == 0
-    assert room.tenants == {}
+    assert room.shares.by_tenant == {}
 
 
 @given(steps, st.integers(0, 2 * CAPACITY), st.integers(0, 2 * CAPACITY))
 def test_what_lets_a_request_in_lets_a_smaller_one_in(steps, one, other):
     room = Room()
     now, _ = after(room, steps)
-    if room.verdict(max(one, other), now) is None:
-        assert room.verdict(min(one, other), now) is None
+    if room.verdict(Need(max(one, other), 0), now) is None:
+        assert room.verdict(Need(min(one, other), 0), now) is None
 
 
 @given(steps)
@@ -168,9 +169,9 @@ def test_the_quick_look_lets_nothing_in_that_the_close_one_would_not(steps, need
     """And refuses nothing by itself: what it does not let in is looked at closely."""
     room = Room()
     now, _ = after(room, steps)
-    quick = room.verdict(need, now, reserves=reserves)
+    quick = room.verdict(Need(need, 0), now, reserves=reserves)
     room._clear_until = -math.inf  # no quick look
-    close = room.verdict(need, now, reserves=reserves)
+    close = room.verdict(Need(need, 0), now, reserves=reserves)
     assert quick is close
 
 
@@ -178,10 +179,10 @@ def test_the_quick_look_lets_nothing_in_that_the_close_one_would_not(steps, need
 def test_what_leaves_the_reserves_goes_in_without_them(steps, need):
     room = Room()
     now, _ = after(room, steps)
-    if room.verdict(need, now, reserves=2) is None:
-        assert room.verdict(need, now, reserves=1) is None
-    if room.verdict(need, now, reserves=1) is None:
-        assert room.verdict(need, now) is None
+    if room.verdict(Need(need, 0), now, reserves=2) is None:
+        assert room.verdict(Need(need, 0), now, reserves=1) is None
+    if room.verdict(Need(need, 0), now, reserves=1) is None:
+        assert room.verdict(Need(need, 0), now) is None
 
 
 @given(steps)
@@ -189,4 +190,4 @@ def test_some_tenant_with_work_here_never_holds_much(steps):
     """Else the reserve would be for nobody."""
     room = Room()
     after(room, steps)
-    assert not room.tenants or not all(room.holds_much(tenant) for tenant in room.tenants)
+    assert not room.shares.by_tenant or not all(map(room.shares.holds_much, room.shares.by_tenant))

@@ -217,6 +217,14 @@ def test_preemptions_since_the_last_scrape_cut_by_a_tenth():
     assert limit.value == 90
 
 
+def test_where_the_size_of_the_cache_is_known_a_preemption_is_the_rooms_business():
+    limit = at(100)
+    for count in (5.0, 6.0):
+        seen = LoadSample(0.0, 100, 0, 0.1, 10_000, preemptions=count)
+        assert limit.observe(count, seen, 100) is None
+    assert limit.value >= 100
+
+
 def test_preemptions_before_the_first_scrape_and_a_restarted_counter_are_no_sign():
     limit = Limit()
     for second, count in enumerate([500.0, 500.0, 3.0, 3.0]):

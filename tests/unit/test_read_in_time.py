@@ -84,7 +84,7 @@ class World:
         self.hits += self.cached
 
     def obstacle(self):
-        return self.backend.obstacle(self.prompt + OUTPUT, self.clock.at, prompt_tokens=self.prompt)
+        return self.backend.obstacle(Need(self.prompt, OUTPUT), self.clock.at, to_read=self.prompt)
 
     def first_token(self, slot, came_at):
         self.ttfts.append(self.clock.at - came_at)

@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.core.types import Exclusion, LoadSample
+from gateway.core.types import Exclusion, LoadSample, Need
 from gateway.pools.room import Room
 
 CAPACITY = 10_000
@@ -18,7 +18,7 @@ def room(usage=0.1, at=0.0, **more):
 
 
 def admits(room, need, now=0.0):
-    return room.verdict(need, now) is None
+    return room.verdict(Need(need, 0), now) is None
 
 
 # --- what fits ------------------------------------------------------------------------------------
@@ -26,8 +26,8 @@ def admits(room, need, now=0.0):
 
 def test_a_request_goes_in_up_to_the_stop_ratio_and_waits_over_it():
     busy = room(0.5)
-    assert busy.verdict(4000, 0.0) is None
-    assert busy.verdict(4001, 0.0) is Exclusion.NO_KV_ROOM
+    assert busy.verdict(Need(4000, 0), 0.0) is None
+    assert busy.verdict(Need(4001, 0), 0.0) is Exclusion.NO_KV_ROOM
 
 
 def test_what_was_sent_since_the_scrape_counts_in_full():
@@ -93,6 +93,7 @@ def test_what_ended_since_the_scrape_leaves_nothing_to_write():
     assert busy.projection(0.5).tokens == 1000 + 150
     busy.observe(scrape(1.0, 0.1))
     busy.give_back(other)
+    busy.peak.calm = False
     assert busy.projection(1.0).tokens == 1000 - 150
 
 
@@ -186,17 +187,17 @@ def test_nobody_sees_when_a_prompt_that_does_not_stream_is_read_so_it_never_coun
 @pytest.mark.parametrize(("reserves", "most"), [(0, 4000), (1, 3000), (2, 2000)])
 def test_each_reserve_is_a_tenth_of_the_cache(reserves, most):
     busy = room(0.5)
-    assert busy.verdict(most, 0.0, reserves=reserves) is None
-    assert busy.verdict(most + 1, 0.0, reserves=reserves) is Exclusion.NO_KV_ROOM
+    assert busy.verdict(Need(most, 0), 0.0, reserves=reserves) is None
+    assert busy.verdict(Need(most + 1, 0), 0.0, reserves=reserves) is Exclusion.NO_KV_ROOM
 
 
 def test_an_idle_backend_keeps_no_reserve():
     """Else a request of a lower class over the stop ratio would never go in."""
-    assert room(0.0, running=0).verdict(CAPACITY, 0.0, reserves=2) is None
+    assert room(0.0, running=0).verdict(Need(CAPACITY, 0), 0.0, reserves=2) is None
 
 
 def test_of_an_unknown_capacity_nothing_is_kept():
-    assert room(None, capacity=None).verdict(10**6, 0.0, reserves=2) is None
+    assert room(None, capacity=None).verdict(Need(10**6, 0), 0.0, reserves=2) is None
 
 
 # --- shares ---------------------------------------------------------------------------------------
@@ -207,24 +208,24 @@ def test_a_tenant_holds_much_when_it_has_over_one_and_a_half_even_shares():
     for tenant in "bcd":
         busy.take(500, 500, tenant=tenant)
     busy.take(1000, 700, tenant="a")  # 4,700 in all: an even share is 1,175
-    assert not busy.holds_much("a")
+    assert not busy.shares.holds_much("a")
     more = busy.take(0, 400, tenant="a")
-    assert busy.holds_much("a")
-    assert not any(busy.holds_much(tenant) for tenant in ("b", "new"))
+    assert busy.shares.holds_much("a")
+    assert not any(busy.shares.holds_much(tenant) for tenant in ("b", "new"))
     busy.give_back(more)
-    assert not busy.holds_much("a")
+    assert not busy.shares.holds_much("a")
 
 
 def test_a_tenant_that_is_alone_holds_its_share():
     busy = room(0.1)
     credit = busy.take(5000, 0, tenant="a")
-    assert not busy.holds_much("a")
+    assert not busy.shares.holds_much("a")
     other = busy.take(100, 0, tenant="b")
-    assert busy.holds_much("a")
+    assert busy.shares.holds_much("a")
     busy.give_back(other)
-    assert not busy.holds_much("a")
+    assert not busy.shares.holds_much("a")
     busy.give_back(credit)
-    assert busy.tenants == {}
+    assert busy.shares.by_tenant == {}
 
 
 # --- idle, never ----------------------------------------------------------------------------------
@@ -233,7 +234,7 @@ def test_a_tenant_that_is_alone_holds_its_share():
 def test_an_idle_backend_takes_whatever_it_can_hold():
     idle = room(0.0, running=0)
     assert admits(idle, CAPACITY)
-    assert idle.verdict(CAPACITY + 1, 0.0) is Exclusion.TOO_LARGE
+    assert idle.verdict(Need(CAPACITY + 1, 0), 0.0) is Exclusion.TOO_LARGE
 
 
 def test_a_backend_that_others_use_is_not_idle():
@@ -243,18 +244,18 @@ def test_a_backend_that_others_use_is_not_idle():
 def test_a_request_over_the_stop_ratio_waits_for_a_busy_backend():
     busy = room(0.0, running=0)
     busy.take(10, 10)
-    assert busy.verdict(9500, 0.0) is Exclusion.NO_KV_ROOM
+    assert busy.verdict(Need(9500, 0), 0.0) is Exclusion.NO_KV_ROOM
 
 
 def test_what_can_never_fit_is_told_even_while_it_is_closed():
-    assert room(0.95).verdict(CAPACITY + 1, 0.0) is Exclusion.TOO_LARGE
+    assert room(0.95).verdict(Need(CAPACITY + 1, 0), 0.0) is Exclusion.TOO_LARGE
 
 
 def test_without_a_kv_cache_nothing_is_too_large_for_it():
     busy = room(0.0, capacity=0)
     busy.take(CAPACITY, 0)
     assert admits(busy, CAPACITY)
-    assert busy.enough(50_000) == 50_000
+    assert busy.asked(Need(50_000, 0, sequences=2)) == 50_000
     assert busy.projection(0.0).tokens is None
 
 
@@ -268,7 +269,7 @@ def test_a_cache_of_which_a_scrape_says_nothing_is_as_large_as_before_and_one_th
 
 @pytest.mark.parametrize(("tokens", "asked"), [(5000, 5000), (6000, 6000), (50_000, 6000)])
 def test_a_batch_asks_for_no_more_than_a_nearly_idle_backend_has(tokens, asked):
-    assert room(0.2).enough(tokens) == asked
+    assert room(0.2).asked(Need(tokens, 0, sequences=2)) == asked
 
 
 def test_a_batch_larger_than_the_cache_holds_no_more_than_all_of_it_and_gives_back_its_whole_need():
@@ -280,11 +281,11 @@ def test_a_batch_larger_than_the_cache_holds_no_more_than_all_of_it_and_gives_ba
     assert busy.projection(1.0).tokens == 8000 + 400
     busy.give_back(batch)
     assert busy.given_back_tokens == 54_000
-    assert busy.tenants == {"": 500}
+    assert busy.shares.by_tenant == {"": 500}
 
 
 def test_of_an_unknown_capacity_a_batch_asks_for_all_of_it():
-    assert Room().enough(50_000) == 50_000
+    assert Room().asked(Need(50_000, 0, sequences=2)) == 50_000
 
 
 # --- unknown --------------------------------------------------------------------------------------
@@ -318,7 +319,7 @@ def test_without_a_capacity_only_the_concurrency_limit_speaks(usage):
 
 
 def test_without_a_capacity_the_usage_still_closes():
-    assert room(0.92, capacity=None).verdict(1, 0.0) is Exclusion.KV_FULL
+    assert room(0.92, capacity=None).verdict(Need(1, 0), 0.0) is Exclusion.KV_FULL
 
 
 def test_the_last_capacity_told_is_kept():
@@ -341,7 +342,7 @@ def test_it_closes_at_stop_and_opens_again_only_below_resume():
     verdicts = []
     for second, usage in enumerate([0.85, 0.8, 0.85, 0.79, 0.85]):
         one.observe(scrape(3.0 * (second + 1), usage))
-        verdicts.append(one.verdict(1, 3.0 * (second + 1)))
+        verdicts.append(one.verdict(Need(1, 0), 3.0 * (second + 1)))
     closed, admit = Exclusion.KV_FULL, None
     assert verdicts == [closed, closed, closed, admit, admit]
 
@@ -351,7 +352,7 @@ def test_it_stays_closed_for_the_dwell_time_and_is_filled_up_to_the_resume_ratio
     one.observe(scrape(1.0, 0.1))
     assert not one.open
     assert admits(one, 7000, 1.0)
-    assert one.verdict(7001, 1.0) is Exclusion.KV_FULL
+    assert one.verdict(Need(7001, 0), 1.0) is Exclusion.KV_FULL
     one.observe(scrape(2.0, 0.1))
     assert one.open
     assert admits(one, 8000, 2.0)
@@ -363,7 +364,7 @@ def test_a_closed_backend_takes_work_again_once_enough_has_ended_whatever_the_ne
     credits = [one.take(1000, 0, streams=False) for _ in range(9)]
     one.observe(scrape(2.0, 0.95))
     one.give_back(credits.pop())
-    assert one.verdict(1, 2.1) is Exclusion.KV_FULL
+    assert one.verdict(Need(1, 0), 2.1) is Exclusion.KV_FULL
     for credit in credits:
         one.give_back(credit)
     assert not one.open
@@ -376,13 +377,13 @@ def test_while_it_dwells_open_a_full_backend_takes_nothing_all_the_same():
     one.observe(scrape(2.0, 0.1))
     one.observe(scrape(3.0, 0.95))
     assert one.open
-    assert one.verdict(1, 3.0) is Exclusion.KV_FULL
+    assert one.verdict(Need(1, 0), 3.0) is Exclusion.KV_FULL
 
 
 def test_a_stale_usage_closes_nothing():
     one = room(0.95)
     one.take(10, 10)
-    assert one.verdict(100, 3.0) is Exclusion.KV_FULL
+    assert one.verdict(Need(100, 0), 3.0) is Exclusion.KV_FULL
     assert admits(one, 100, 3.1)
 
 
@@ -397,6 +398,50 @@ def test_a_stale_usage_closes_nothing():
 )
 def test_a_long_queue_in_the_engine_saturates_until_the_next_scrape(running, waiting, verdict):
     one = room(0.1, running=running, waiting=waiting)
-    assert one.verdict(1, 0.0) is verdict
+    assert one.verdict(Need(1, 0), 0.0) is verdict
     one.observe(scrape(1.0, 0.1))
     assert admits(one, 1, 1.0)
+
+
+# --- where all that runs is known -----------------------------------------------------------------
+
+
+def streaming(usage=0.5, *, calm=True, running=2):
+    """Return a room with two streams of 2,000 and 4,000 tokens that are half written, at 0.0."""
+    busy = Room(stop_ratio=0.95)
+    busy.writing.wrote(0.01)
+    for output in (2000, 4000):
+        busy.first_token(busy.take(0, output), -output / 2 * 0.01)
+    busy.observe(scrape(0.0, usage, running=running))
+    busy.peak.calm = calm
+    return busy
+
+
+def fits(busy, prompt, output):
+    return busy.verdict(Need(prompt, output, streams=True), 0.0) is None
+
+
+def test_what_is_let_in_never_takes_the_cache_over_the_stop_ratio():
+    # When the first ends, both hold 5,000, and 32 in half-empty blocks. The scrape shows 1,968 more than is known.
+    busy = streaming()
+    assert busy.projection(0.0).tokens == 7000
+    assert fits(busy, 1484, 1000)  # which ends with the first
+    assert not fits(busy, 1485, 1000)
+    assert fits(busy, 4454, 10)  # gone before they have grown
+    assert not fits(busy, 4455, 10)
+
+
+def test_in_an_overload_or_beside_strangers_its_whole_need_counts():
+    # Projected: 5,000 in use, and a quarter of 6,000 to come.
+    for busy in (streaming(calm=False), streaming(running=4)):
+        assert busy.projection(0.0).tokens == 6500
+        assert fits(busy, 2990, 10)
+        assert not fits(busy, 2991, 10)
+
+
+def test_after_preemptions_less_is_let_in():
+    busy = streaming(0.3)
+    assert fits(busy, 6000, 10)
+    for at, count in ((0.1, 1.0), (0.2, 2.0)):
+        busy.observe(LoadSample(at, 2, 0, 0.3, CAPACITY, preemptions=count))
+    assert busy.verdict(Need(6000, 10, streams=True), 0.2) is Exclusion.NO_KV_ROOM

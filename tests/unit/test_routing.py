@@ -1065,7 +1065,7 @@ def test_what_is_cached_is_no_work_ahead_and_takes_its_room(table):
     slot = table.take("m/b1", NOW, Need(1000, 10, streams=True), prefix=begins())
     assert backend.room.left() == (100, 10)
     assert backend.room.projection(NOW).tokens is None
-    assert sum(backend.room.tenants.values()) == 1010
+    assert backend.room.shares.tokens == 1010
     table.first_token(slot, NOW + 0.1)
     assert backend.room.left() == (0, 10)
     assert backend.limit.reading.rate.at(NOW + 0.1) == pytest.approx(1000)  # the 100 that were read

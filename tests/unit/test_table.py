@@ -221,10 +221,10 @@ def test_what_a_request_needs_is_credited_until_its_slot_comes_back(table):
     backend = table.get("m/b1")
     table.observe("m/b1", Scraped(LoadSample(100.0, 1, 0, 0.5, 10_000)))
     slot = table.take("m/b1", 100.0, Need(3000, 500))
-    assert backend.obstacle(501, 100.0) is Exclusion.NO_KV_ROOM
-    assert backend.obstacle(500, 100.0) is None
+    assert backend.obstacle(Need(501, 0), 100.0) is Exclusion.NO_KV_ROOM
+    assert backend.obstacle(Need(500, 0), 100.0) is None
     slot.release()
-    assert backend.obstacle(4000, 100.0) is None
+    assert backend.obstacle(Need(4000, 0), 100.0) is None
     assert backend.room.sequences == 0
 
 
@@ -271,19 +271,21 @@ def test_a_first_token_that_does_not_tell_when_its_prompts_were_read_says_nothin
 def test_what_is_unread_is_an_obstacle_but_for_the_highest_of_several_classes(table):
     backend = table.get("m/b1")
     slot = table.take("m/b1", 100.0, Need(20_000, 10, streams=True))
-    assert backend.obstacle(1, 100.0, 0, 5, prompt_tokens=20_000) is None  # nobody knows how fast
+    assert (
+        backend.obstacle(Need(1, 0), 100.0, 0, 5, to_read=20_000) is None
+    )  # nobody knows how fast
     table.first_token(slot, 101.0)
-    assert backend.obstacle(1, 101.0, 0, 5, prompt_tokens=20_000) is None
+    assert backend.obstacle(Need(1, 0), 101.0, 0, 5, to_read=20_000) is None
     table.take("m/b1", 101.0, Need(900, 10, streams=True))
     for classes in ((0, 5), (0, None)):
         assert (
-            backend.obstacle(1, 101.0, *classes, prompt_tokens=100) is None
+            backend.obstacle(Need(1, 0), 101.0, *classes, to_read=100) is None
         )  # 20,000/s: 1,000 in 50 ms
-        assert backend.obstacle(1, 101.0, *classes, prompt_tokens=101) is Exclusion.READING
+        assert backend.obstacle(Need(1, 0), 101.0, *classes, to_read=101) is Exclusion.READING
         assert (
-            backend.obstacle(900, 101.0, *classes, prompt_tokens=100) is None
+            backend.obstacle(Need(900, 0), 101.0, *classes, to_read=100) is None
         )  # its output is not read
-    assert backend.obstacle(1, 101.0, 5, 5, prompt_tokens=101) is None
+    assert backend.obstacle(Need(1, 0), 101.0, 5, 5, to_read=101) is None
 
 
 def test_with_admission_off_prompts_that_are_read_hold_nobody_up(clock):
@@ -291,7 +293,7 @@ def test_with_admission_off_prompts_that_are_read_hold_nobody_up(clock):
     table.apply(pools(m={"backends": [ONE], "admission": "off"}))
     table.first_token(table.take("m/b1", 100.0, Need(1000, 10, streams=True)), 101.0)
     table.take("m/b1", 101.0, Need(9000, 10, streams=True))
-    assert table.get("m/b1").obstacle(9000, 101.0, 0, 5) is None
+    assert table.get("m/b1").obstacle(Need(9000, 0), 101.0, 0, 5) is None
 
 
 def test_refusals_of_the_engine_lower_its_limit_at_the_next_scrape_and_are_told(table):
@@ -582,9 +584,9 @@ def test_a_reload_changes_limits_in_place(table):
     scrape(table, kv=0.6)
     assert table.get("m/b1") is backend
     assert backend.limit.value == backend.allowed(100.0) == 1
-    assert backend.obstacle(1, 100.0) is Exclusion.KV_FULL
+    assert backend.obstacle(Need(1, 0), 100.0) is Exclusion.KV_FULL
     slot = table.take("m/b1", 100.0)
-    assert backend.obstacle(1, 100.0) is Exclusion.AT_LIMIT
+    assert backend.obstacle(Need(1, 0), 100.0) is Exclusion.AT_LIMIT
     table.apply(pools(m=[ONE, TWO]))
     assert (slot.credit.held, backend.in_flight) == (True, 1)
     scrape(table, 102.0, kv=0.6)

@@ -96,16 +96,16 @@ def test_the_cache_that_another_takes_is_no_room_here_until_it_ends():
     world = World()
     world.scrape(0, running=1, usage=0.5)
     room, now = world.backend(0).room, world.clock.at
-    assert room.verdict(4000, now) is None
+    assert room.verdict(Need(4000, 0), now) is None
     slot = world.take(1, prompt=2000, output=500)
     world.turn(1, 0)
-    assert room.verdict(4000, now) is Exclusion.NO_KV_ROOM
+    assert room.verdict(Need(4000, 0), now) is Exclusion.NO_KV_ROOM
     world.tables[1].first_token(slot, now)  # it is read, and no scrape has shown that here
     world.turn(1, 0)
-    assert room.verdict(4000, now) is Exclusion.NO_KV_ROOM
+    assert room.verdict(Need(4000, 0), now) is Exclusion.NO_KV_ROOM
     world.scrape(0, running=2, usage=0.5)  # now one has, and what it holds is in the usage
     world.turn(1, 0)
-    assert room.verdict(3800, now) is None
+    assert room.verdict(Need(3800, 0), now) is None
 
 
 def test_what_has_ended_elsewhere_is_free_before_a_scrape_shows_it():
@@ -116,10 +116,10 @@ def test_what_has_ended_elsewhere_is_free_before_a_scrape_shows_it():
     world.scrape(0, running=1, usage=0.9)
     world.turn(1, 0)
     room, now = world.backend(0).room, world.clock.at
-    assert room.verdict(2000, now) is Exclusion.NO_KV_ROOM
+    assert room.verdict(Need(2000, 0), now) is Exclusion.NO_KV_ROOM
     slot.release()
     world.turn(1, 0)
-    assert room.verdict(2000, now) is None
+    assert room.verdict(Need(2000, 0), now) is None
 
 
 @pytest.mark.parametrize("told_meanwhile", [True, False])
@@ -139,7 +139,7 @@ def test_what_begins_and_ends_elsewhere_between_two_scrapes_takes_no_room(told_m
         slot.release()
         world.turn(1, 0)
         assert room.projection(now).tokens == 5000
-    assert room.verdict(4000, now) is None
+    assert room.verdict(Need(4000, 0), now) is None
 
 
 def test_what_a_scrape_of_ours_showed_in_between_is_free_once_it_has_ended():
@@ -164,14 +164,14 @@ def test_the_places_of_a_backend_are_for_all_and_each_has_an_even_part():
         world.take(1, prompt=10, output=10)
     world.turn(1, 0, 1)
     mine = world.backend(0)
-    assert mine.obstacle(20, world.clock.at, prompt_tokens=0) is None
+    assert mine.obstacle(Need(20, 0), world.clock.at, to_read=0) is None
     world.take(0, prompt=10, output=10)
     world.turn(0, 1)
     # The other has more than its half, so it takes no more; here a second one is within ours.
-    assert world.backend(1).obstacle(20, world.clock.at, prompt_tokens=0) is Exclusion.AT_LIMIT
-    assert mine.obstacle(20, world.clock.at, prompt_tokens=0) is None
+    assert world.backend(1).obstacle(Need(20, 0), world.clock.at, to_read=0) is Exclusion.AT_LIMIT
+    assert mine.obstacle(Need(20, 0), world.clock.at, to_read=0) is None
     world.take(0, prompt=10, output=10)
-    assert mine.obstacle(20, world.clock.at, prompt_tokens=0) is Exclusion.AT_LIMIT
+    assert mine.obstacle(Need(20, 0), world.clock.at, to_read=0) is Exclusion.AT_LIMIT
 
 
 @pytest.mark.parametrize("how", ["silent", "store lost"])

@@ -1,0 +1,125 @@
+"""The most that the KV cache of one backend will ever hold of what runs there. Pure.
+
+All streams of a backend write at about one pace, and how much each will write is expected. So the order in
+which they end is known, and how full the cache is whenever one of them ends:
+
+    n streams are left, each has written L more tokens  ->  sum (prompt + written) of these + n x L
+
+Between two ends it only grows. So one more stream fits where it takes none of these sums over the cache, up
+to its own end: a short one may fit beside many long ones that have just begun.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Final
+
+from gateway.core.types import Credit, LoadSample
+
+# Of its expected output, of a stream that has written all of it, and goes on.
+_OVERRUN: Final = 0.1
+# Tokens that each stream takes on top: half a block is empty. vLLM's have 16 tokens on a GPU, 32 and more on a CPU.
+_BLOCK: Final = 16
+_SEEMS: Final = 1.1  # times our requests that an engine may seem to have, as gauges and ends cross
+_KEPT_S: Final = 0.25  # so long an outlook is used while nobody comes or goes
+
+
+@dataclass(frozen=True, slots=True)
+class _Outlook:
+    """What is to come, in the order in which streams end."""
+
+    at: float
+    left: list[int]  # tokens that each has yet to write
+    held: list[int]  # what those hold now that are left then, the first of all of them
+    worst: list[
+        int
+    ]  # the most of all ends so far, and the tokens that one more stream has written by then
+
+
+@dataclass(slots=True)
+class Peak:
+    """The streams of one backend. `Room` feeds it."""
+
+    calm: bool = True  # the pool is not overloaded, as its line says
+    _foreseen: bool = False  # the last scrape shows no requests but ours, and their pace is known
+    beyond_tokens: float = 0.0  # that it shows, and nobody foresaw
+    _gap_s: float = 1.0  # from one token of a stream to the next
+    _streams: dict[int, Credit] = field(default_factory=dict)
+    _outlook: _Outlook | None = None  # until something changes
+
+    def knows(self, requests: int) -> bool:
+        """Whether it is to be asked: all of so many requests are streams whose pace is known, and nobody else's."""
+        return self.calm and self._foreseen and len(self._streams) == requests
+
+    def take(self, credit: Credit) -> None:
+        """Note a stream."""
+        self._streams[id(credit)] = credit
+        self._outlook = None
+
+    def changed(self) -> None:
+        """Note that one of them got its first token."""
+        self._outlook = None
+
+    def give_back(self, credit: Credit) -> None:
+        """Note an end; of what was not taken, nothing."""
+        if self._streams.pop(id(credit), None) is not None:
+            self._outlook = None
+
+    def scraped(
+        self, sample: LoadSample, requests: int | None, capacity: int, share: float, gap_s: float
+    ) -> None:
+        """Compare a scrape with what our `requests` are thought to hold, of which a `share` counts.
+
+        None: other gateways have some there, too.
+        """
+        few = requests is not None and sample.running + sample.waiting <= _SEEMS * requests + 1
+        usage, self._outlook = sample.kv_usage_ratio, None
+        self._foreseen = few and len(sample.engines) <= 1 and usage is not None and gap_s > 0
+        if self._foreseen and usage is not None:
+            self._gap_s = gap_s
+            begun = [each for each in self._streams.values() if each.began_at is not None]
+            held = sum(
+                each.prompt_tokens + _BLOCK + self._written(each, sample.at) for each in begun
+            )
+            self.beyond_tokens = max(0.0, usage * capacity - share * held)
+
+    def with_one_more(self, prompt_tokens: int, output_tokens: int, now: float) -> int:
+        """Return the most that the cache will hold until a stream ends that comes now."""
+        seen = self._outlook
+        if seen is None or now >= seen.at + _KEPT_S:
+            self._outlook = seen = self._look(now)
+        before = bisect_right(seen.left, output_tokens)  # so many end no later
+        others = len(seen.left) - before
+        own_end = seen.held[before] + (others + 1) * output_tokens
+        worst = max(own_end, seen.worst[before - 1]) if before else own_end
+        return worst + prompt_tokens + _BLOCK
+
+    def most(self, now: float) -> int:
+        """Return the most that the cache will hold of what runs now."""
+        seen = self._look(now)
+        left = seen.left
+        return max(
+            (seen.held[place] + (len(left) - place) * each for place, each in enumerate(left)),
+            default=0,
+        )
+
+    def _look(self, now: float) -> _Outlook:
+        rows = []
+        for each in self._streams.values():
+            written, output = int(self._written(each, now)), each.output_tokens
+            left = output - written
+            held = each.prompt_tokens + _BLOCK + written
+            rows.append((left if left > 0 else int(_OVERRUN * output) + 1, held))
+        rows.sort()
+        held_then = [*accumulate((held for _, held in reversed(rows)), initial=0)][::-1]
+        count = len(rows)
+        ends = (
+            held_then[place] + (count - place + 1) * left for place, (left, _) in enumerate(rows)
+        )
+        return _Outlook(now, [left for left, _ in rows], held_then, [*accumulate(ends, max)])
+
+    def _written(self, credit: Credit, now: float) -> float:
+        began = credit.began_at
+        return 0.0 if began is None else (now - began) / self._gap_s
