@@ -74,7 +74,7 @@ class BackendOverview(TypedDict):
     slowness: float  # times that it writes slower than its fastest peer
     ended: int  # times that it ended or failed to start in the last ten minutes
     limit: int | None  # most requests of this gateway now; null: none
-    kv_projected_ratio: float | None  # of its KV cache, with what was sent since the last scrape
+    kv_projected_ratio: float | None  # of its KV cache, that requests are thought to come to
     engine: str  # core.traffic.Engine
     version: str | None
     window_tokens: int | None

@@ -57,7 +57,7 @@ class Sign(Enum):
     """Why a limit was cut; closed, because it is a metric label."""
 
     WAITING = "waiting"  # the engine's queue was long in two scrapes running, or its batch is full
-    PREEMPTED = "preempted"  # the engine threw running sequences out of its KV cache
+    PREEMPTED = "preempted"  # it threw sequences out of its KV cache, whose size nobody knows
     REFUSED = "refused"  # the engine's own admission control answered 503
     LATE = "late"  # more than a tenth of the first tokens came after their objective
     SLOW = "slow"  # more than a tenth of the streams had more time between tokens than theirs

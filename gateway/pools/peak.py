@@ -33,9 +33,7 @@ class _Outlook:
     at: float
     left: list[int]  # tokens that each has yet to write
     held: list[int]  # what those hold now that are left then, the first of all of them
-    worst: list[
-        int
-    ]  # the most of all ends so far, and the tokens that one more stream has written by then
+    worst: list[int]  # the most of all ends so far, where one more stream writes beside them
 
 
 @dataclass(slots=True)
