@@ -92,7 +92,8 @@ class TimeoutsConfig(Section):
     stall: Duration = setting(
         "45s",
         "Longest silence of a backend within its reply. It starts again while the backend's"
-        " metrics show progress: a tool parser may hold back its text for minutes.",
+        " metrics show progress: a tool parser may hold back its text for minutes. A stream without tools goes"
+        " on elsewhere then, if nothing waited at its backend meanwhile.",
     )
     total: Duration = setting(
         "3600s", "Longest whole request, from its head to the end of its reply, waiting included."

@@ -1,4 +1,9 @@
-"""When a stream leaves a backend that is drained: as soon as another one has a place for its rest.
+"""When a stream leaves a backend that still works: as soon as another one has a place for its rest.
+
+    drained    the operator or a planned restart wants the backend to be empty
+    lost       the engine writes others, and has forgotten this one: it has been silent for longer than a stream may
+               be, and in all that time nothing waited there and nothing was preempted, so each stream got a token
+               in each step. What a parser may hold back is never thought lost.
 
 The place is taken before the stream is cut, so nobody waits in between, and what finds none goes on
 where it is. A restart that has waited for `supervision.drain` ends what is left, which then goes on as
@@ -14,12 +19,14 @@ from msgspec import structs
 
 from gateway.admission.gate import Gate
 from gateway.core.aio import Clock
-from gateway.core.errors import StreamMoved
+from gateway.core.errors import StreamMoved, UpstreamError
 from gateway.core.types import Ask, Chance, Demand, Phase, Slot
 from gateway.pools.table import Backend
 from gateway.resume.recited import RecitedStream
 from gateway.resume.stream import TrailedStream
+from gateway.resume.trail import Trail
 from gateway.routing.choice import failed_at
+from gateway.upstream.silence import Silence
 
 
 class Leaving:
@@ -31,17 +38,20 @@ class Leaving:
         self._moved: Counter[str] = Counter()
 
     def leaves(
-        self, ask: Ask, stream: TrailedStream, backend: Backend, after_s: float
-    ) -> StreamMoved | None:
+        self, ask: Ask, stream: TrailedStream, backend: Backend, after_s: float, silence: Silence | None = None
+    ) -> UpstreamError | None:  # fmt: skip
         """Return the error that cuts a stream which has a place elsewhere now (`ask.place`), if it has.
 
-        `after_s` is how long its backend has to be drained before.
+        `after_s` is how long its backend has to be drained before. Without its `silence` it is never thought lost.
         """
-        if not self._drained(backend, after_s) or not stream.may_leave:
+        lost = silence is not None and self._lost(silence, stream, backend)
+        if not (lost or self._drained(backend, after_s)) or not stream.may_leave:
             return None
         ask.place = self._gate.enter(self._rest(ask, stream, backend))
         if ask.place is None:
             return None
+        if silence is not None and lost:
+            return silence.error()
         self._moved[backend.id] += 1
         return StreamMoved("The server that worked on this request is drained. Please retry.")
 
@@ -52,6 +62,14 @@ class Leaving:
         if not self._drained(backend, after_s) or not stream.could_leave:
             return False
         return self._gate.chance(self._rest(ask, stream, backend)) is Chance.NOW
+
+    def _lost(self, silence: Silence, stream: TrailedStream, backend: Backend) -> bool:
+        now, since = self._clock.now(), silence.open_at
+        if now - since < silence.patience.stall_s:
+            return False
+        shows_each_token = isinstance(stream.trail, Trail) and not stream.trail.parsed
+        all_ran = backend.pulse.held_up_at < since
+        return shows_each_token and all_ran and backend.works(since, now)
 
     def _drained(self, backend: Backend, after_s: float) -> bool:
         since_s = self._clock.now() - backend.health.since

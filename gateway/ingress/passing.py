@@ -195,13 +195,14 @@ class Passing:
         backend: Backend,
         relay: Relay,
     ) -> Departure | None:
-        """Have a stream leave its backend when that is drained; return what is to be closed behind it."""
+        """Have a stream leave a backend that is drained or has lost it; return what is to be closed behind it."""
         if isinstance(trailed, RecitedStream):
             departure = Departure(self.departing, settings, down, ask, trailed, backend, relay)
             relay.leaves = departure.begin
             return departure
         after_s = settings.going_on[ask.route.pool].move_after_s
-        relay.leaves = partial(self.departing.leaving.leaves, ask, trailed, backend, after_s)
+        leaves = self.departing.leaving.leaves
+        relay.leaves = partial(leaves, ask, trailed, backend, after_s, relay.silence)
         return None
 
     def answered(self, backend: Backend, slot: Slot, status: int) -> None:

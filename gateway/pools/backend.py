@@ -193,6 +193,8 @@ class Backend(Server):
     def scraped(self, sample: LoadSample) -> None:
         """Take in what a scrape shows of its load."""
         before, self.sample = self.sample, sample
+        if before is None or sample.waiting or before.preemptions != sample.preemptions:
+            self.pulse.held_up_at = sample.at
         self.note_work(before, sample)
         self.scrape_count, self.since_scrape = self.scrape_count + 1, 0
         known = self.room.sequences + self.elsewhere.requests

@@ -49,6 +49,9 @@ class Pulse:
 
     heard_at: float = -math.inf  # a byte of a reply
     stepped_at: float = -math.inf  # a scrape that shows a step
+    held_up_at: float = (
+        math.inf
+    )  # the last scrape after which not all requests had run in each step
     sees_steps: bool = False  # its metrics are fresh
     starts: bool = False  # it starts slowly: kernels are compiled on the way
     usual_quiet_s: float = 0.0  # the longest silence lately that ended by itself

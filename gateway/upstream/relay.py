@@ -66,7 +66,7 @@ class Relay:
 
     __slots__ = (
         "_beaten_at", "_blocked_since", "_by_sight", "_client", "_connection", "_done", "_error", "_events", "_loop",
-        "_on_first_token", "_refuses", "_reply", "_shape", "_silence", "leaves", "watch",
+        "_on_first_token", "_refuses", "_reply", "_shape", "leaves", "silence", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -94,7 +94,7 @@ class Relay:
         assert reply.connection is not None
         self._loop = reply.connection.loop
         self._done: asyncio.Future[None] = self._loop.create_future()
-        self._silence = reply.connection.silence
+        self.silence = reply.connection.silence
         self._beaten_at = now  # when the client last got anything, to half a second
         self._blocked_since: float | None = None
 
@@ -210,7 +210,7 @@ class Relay:
 
     def on_tick(self, now: float) -> None:
         """Enforce silence limits and send heart-beats."""
-        silence = self._silence
+        silence = self.silence
         patience = silence.patience
         if self._blocked_since is not None:
             if now - self._blocked_since >= patience.client_write_s:
@@ -241,7 +241,7 @@ class Relay:
         """Stop reading from the backend: the client's buffer is full, or the stream is about to leave."""
         if self._blocked_since is None:
             self._blocked_since = self._loop.time()
-            self._silence.suspend()
+            self.silence.suspend()
             if self._connection is not None:
                 self._connection.pause()
 
@@ -249,7 +249,7 @@ class Relay:
         """The client's buffer has drained."""
         if self._blocked_since is not None:
             self._blocked_since = None
-            self._silence.restart(self._loop.time())
+            self.silence.restart(self._loop.time())
             if self._connection is not None:
                 self._connection.resume()
 

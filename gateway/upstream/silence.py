@@ -48,6 +48,9 @@ class Silence(msgspec.Struct, gc=False):
     need: Need | None = None  # of the request; None: it is none of a client's
     was_broken: bool = False
     heard_at: float = -math.inf  # the last byte, to half a second
+    open_at: float = (
+        math.inf
+    )  # since then we have listened, and heard nothing; it begins with the first byte
 
     @property
     def limit_s(self) -> float:
@@ -57,11 +60,13 @@ class Silence(msgspec.Struct, gc=False):
     def broken(self, now: float) -> None:
         """Note that the backend said something."""
         self.was_broken = True
-        self.since = self.heard_at = now
+        self.since = self.heard_at = self.open_at = now
 
     def restart(self, now: float) -> None:
         """Count from now: until now the backend had nothing to say, or nobody listened."""
         self.since = now
+        if self.was_broken:
+            self.open_at = now
 
     def suspend(self) -> None:
         """Count nothing until `restart`: the backend waits for us, or nobody listens."""

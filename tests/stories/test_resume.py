@@ -187,6 +187,43 @@ def test_a_stream_that_stalls_goes_on_elsewhere():
     check()
 
 
+CALLS = {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}
+
+
+@pytest.mark.parametrize("parsed", [False, True])
+def test_a_stream_that_its_engine_lost_among_others_goes_on_elsewhere(parsed):
+    """Its metrics show progress, and one request less among a dozen may have just ended.
+
+    A parser of calls may hold text back as long, so what has one waits until that is proven.
+    """
+    asked, slow = (CALLS if parsed else {}), replace(SIM, decode_step_s=0.02)
+
+    @story
+    async def check():
+        extra = "timeouts: {first_byte: 20s, stall: 1s}"
+        async with gateway(slow, slow, extra=extra, access=True) as world:
+            whole = await read(world, max_tokens=40, **asked)
+            for sim in world.sims:
+                sim.inject("stall_after:7@1")
+            lost = start(read(world, max_tokens=40, **asked), name="lost")
+            backends = world.process.table.backends("m")
+            await world.until(lambda: any(each.in_flight for each in backends))
+            for sim in world.sims:
+                sim.clear()
+            others = [start(read(world, max_tokens=250), name="other") for _ in range(30)]
+            told = await lost
+            assert (
+                all(each.done() for each in others) == any(each.done() for each in others) == parsed
+            )
+            assert anonymous(told) == anonymous(whole)
+            for each in others:
+                assert "error" not in chunks(await each)[-1]
+            await world.settled()
+            assert sum(each["resumed"] for each in world.access_lines()) == 1
+
+    check()
+
+
 def test_one_that_begins_anew_is_not_passed_on():
     @story
     async def check():

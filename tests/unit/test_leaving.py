@@ -1,4 +1,4 @@
-"""What is asked for when a stream leaves a backend that is drained."""
+"""When a stream leaves a backend that is drained, or has lost it, and what is asked for then."""
 
 from types import SimpleNamespace
 
@@ -6,6 +6,7 @@ import pytest
 
 from gateway.core.types import Ask, Caller, Demand, Phase, Route
 from gateway.ingress.leaving import Leaving
+from gateway.upstream.silence import Patience, Silence
 from tests.unit.test_resume import FAULT, call, frame, role, stream
 
 DRAINED = SimpleNamespace(id="b1", phase=Phase.DRAINING, health=SimpleNamespace(since=0.0))
@@ -44,3 +45,47 @@ def test_what_was_said_counts_once_however_often_a_stream_moved(moves):
         moves == 0
     )  # the first backend's frame with the role is an event, too
     assert gate.asked == [Demand(3 + said, exact=True, max_new_tokens=20 - said)]
+
+
+STALL_S = 45.0
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+
+
+def leaves(*, quiet_s=STALL_S, kept_waiting_s=50.0, works=True, unread_s=None, **asked):
+    """Whether another place is asked for: after so long a silence, with requests kept waiting so long ago."""
+    gate, now = Gate(), CLOCK.now()
+    request, demand = call(max_tokens=20, **asked), Demand(3, exact=True, max_new_tokens=20)
+    watch = stream(request, demand)
+    watch.feed(role([1, 2, 3]) + frame("a", [4]))
+    backend = SimpleNamespace(
+        id="b1", phase=Phase.READY, health=SimpleNamespace(since=0.0), works=lambda since, now: works,
+        pulse=SimpleNamespace(held_up_at=now - kept_waiting_s),
+    )  # fmt: skip
+    silence = Silence(Patience(600.0, STALL_S, 15.0, 60.0), 0.0)
+    if quiet_s is not None:
+        silence.broken(now - quiet_s)
+    if unread_s is not None:
+        silence.suspend()
+        silence.restart(now - unread_s)
+    ask = Ask(Route("m", "m", "m"), request, demand, Caller("k", "n", "t", 0))
+    assert Leaving(gate, CLOCK).leaves(ask, watch, backend, 0, silence) is None
+    return bool(gate.asked)
+
+
+def test_a_stream_that_is_silent_while_all_others_are_written_leaves():
+    assert leaves()
+
+
+@pytest.mark.parametrize(
+    "otherwise",
+    [
+        {"quiet_s": STALL_S - 0.5},
+        {"quiet_s": None},  # nothing came yet: its prompt may be read still
+        {"kept_waiting_s": 40.0},  # it may be the one that waits
+        {"works": False},  # they are not written: that has deadlines of its own
+        {"unread_s": 10.0},  # its client did not read
+        {"tools": TOOLS},  # its text may be held back
+    ],
+)
+def test_it_stays_where_its_silence_proves_nothing(otherwise):
+    assert not leaves(**otherwise)
