@@ -162,29 +162,21 @@ class Passing:
             record.usage = used(watch, reply, record)
         if error is not None:
             raise error
-        self._relayed(down, record, reply.status)
-
-    def ends(self, down: Downstream, record: RequestRecord) -> bool:
-        """End a stream that broke off where only its end was left to tell; False where more was.
-
-        Raises:
-            BackendBroke: the whole reply is too large (502).
-        """
-        stream = down.trailed
-        if not isinstance(stream, RecitedStream) or not stream.lacks_its_end:
-            return False
-        (down.gathering or down).end(stream.told_end())
-        record.usage = stream.usage
-        self._relayed(down, record, 200)
-        return True
-
-    def _relayed(self, down: Downstream, record: RequestRecord, status: int) -> None:
         whole = None if down.gathering is None else down.gathering.reply()
-        record.status, record.outcome = status, _OK
+        record.status, record.outcome = reply.status, _OK
         if whole is not None:
             down.extra_headers = own_headers(record, self.clock.now())
             down.respond(200, _JSON, whole)
             record.first_byte_at = down.started_at
+
+    def ends(self, down: Downstream, record: RequestRecord) -> bool:
+        """End a stream that broke off where only its end was left to tell; False where more was."""
+        stream = down.trailed
+        if not isinstance(stream, RecitedStream) or not stream.lacks_its_end:
+            return False
+        down.end(stream.told_end())
+        record.usage, record.status, record.outcome = stream.usage, 200, _OK
+        return True
 
     def _departure(
         self,

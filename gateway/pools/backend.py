@@ -193,8 +193,7 @@ class Backend(Server):
     def scraped(self, sample: LoadSample) -> None:
         """Take in what a scrape shows of its load."""
         before, self.sample = self.sample, sample
-        if before is None or sample.waiting or before.preemptions != sample.preemptions:
-            self.pulse.held_up_at = sample.at
+        self.pulse.scraped(before, sample, self.stale_s)
         self.note_work(before, sample)
         self.scrape_count, self.since_scrape = self.scrape_count + 1, 0
         known = self.room.sequences + self.elsewhere.requests
@@ -296,13 +295,14 @@ class Backend(Server):
             if unread + to_read > ahead_tokens:
                 return Exclusion.READING
         reserves = 2 if lower and now < self.highest_came_at + _LATELY_S else 1
+        by_peak = reserves == 1
         if 2 * (self.in_flight + self.elsewhere.requests) < allowed:  # no places are short
-            found = self.room.verdict(need, now, reserves)
+            found = self.room.verdict(need, now, reserves, by_peak=by_peak)
         else:
-            found = self._kept(need, now, allowed, reserves)
+            found = self._kept(need, now, allowed, reserves, by_peak=by_peak)
         if found is None or self.room.shares.holds_much(tenant):
             return found
-        return self._kept(need, now, allowed, reserves - 1)
+        return self._kept(need, now, allowed, reserves - 1, by_peak=by_peak)
 
     def part(self, allowed: float, elsewhere: int) -> float:
         """Return how much of what a backend may have is for this gateway: what others leave, or an even part."""
@@ -315,11 +315,13 @@ class Backend(Server):
         self.peak = max(self.peak, self.in_flight + elsewhere.requests)
         self.work = None
 
-    def _kept(self, need: Need, now: float, allowed: int, reserves: int) -> Exclusion | None:
+    def _kept(
+        self, need: Need, now: float, allowed: int, reserves: int, *, by_peak: bool
+    ) -> Exclusion | None:
         """Return what is in the way of a request from which so many reserves are kept."""
         if self.in_flight >= self.part(unreserved(allowed, reserves), self.elsewhere.requests):
             return Exclusion.AT_LIMIT
-        return self.room.verdict(need, now, reserves)
+        return self.room.verdict(need, now, reserves, by_peak=by_peak)
 
     def allowed(self, now: float) -> int | None:
         """Return how many of our requests it may have at a time; None with admission off."""

@@ -20,6 +20,12 @@ from gateway.core.types import Credit, LoadSample
 
 # Of its expected output, of a stream that has written all of it, and goes on.
 _OVERRUN: Final = 0.1
+_MOST_STREAMS: Final = (
+    256  # a look at more costs 0.2 ms and up; one of so many is a small part, too
+)
+_LEAST_SHARE: Final = 0.1  # as in `Trust`, like the next two
+_TELLING_RATIO: Final = 0.2
+_FORGETS: Final = 0.1
 # Tokens that each stream takes on top: half a block is empty. vLLM's have 16 tokens on a GPU, 32 and more on a CPU.
 _BLOCK: Final = 16
 _SEEMS: Final = 1.1  # times our requests that an engine may seem to have, as gauges and ends cross
@@ -42,6 +48,7 @@ class Peak:
 
     calm: bool = True  # the pool is not overloaded, as its line says
     _foreseen: bool = False  # the last scrape shows no requests but ours, and their pace is known
+    _share: float = 1.0  # of what they hold, that it shows: prompts may have blocks in common
     beyond_tokens: float = 0.0  # that it shows, and nobody foresaw
     _gap_s: float = 1.0  # from one token of a stream to the next
     _streams: dict[int, Credit] = field(default_factory=dict)
@@ -49,7 +56,8 @@ class Peak:
 
     def knows(self, requests: int) -> bool:
         """Whether it is to be asked: all of so many requests are streams whose pace is known, and nobody else's."""
-        return self.calm and self._foreseen and len(self._streams) == requests
+        few = requests <= _MOST_STREAMS
+        return self.calm and self._foreseen and few and len(self._streams) == requests
 
     def take(self, credit: Credit) -> None:
         """Note a stream."""
@@ -65,25 +73,37 @@ class Peak:
         if self._streams.pop(id(credit), None) is not None:
             self._outlook = None
 
-    def scraped(
-        self, sample: LoadSample, requests: int | None, capacity: int, share: float, gap_s: float
-    ) -> None:
-        """Compare a scrape with what our `requests` are thought to hold, of which a `share` counts.
+    def joined(self) -> None:
+        """Note that another gateway has requests there."""
+        self._foreseen = False
 
-        None: other gateways have some there, too.
-        """
+    def scraped(
+        self, sample: LoadSample, requests: int | None, capacity: int, gap_s: float
+    ) -> None:
+        """Compare a scrape with what our `requests` are thought to hold; None: other gateways have some, too."""
         few = requests is not None and sample.running + sample.waiting <= _SEEMS * requests + 1
         usage, self._outlook = sample.kv_usage_ratio, None
-        self._foreseen = few and len(sample.engines) <= 1 and usage is not None and gap_s > 0
+        one = len(sample.engines) <= 1 and capacity > 0
+        self._foreseen = few and one and usage is not None and gap_s > 0
         if self._foreseen and usage is not None:
             self._gap_s = gap_s
             begun = [each for each in self._streams.values() if each.began_at is not None]
             held = sum(
                 each.prompt_tokens + _BLOCK + self._written(each, sample.at) for each in begun
             )
-            self.beyond_tokens = max(0.0, usage * capacity - share * held)
+            shown = usage * capacity
+            if held < _TELLING_RATIO * capacity:
+                self._share += _FORGETS * (1.0 - self._share)
+            else:
+                self._share = min(1.0, max(_LEAST_SHARE, shown / held))
+            self.beyond_tokens = max(0.0, shown - self._share * held)
 
-    def with_one_more(self, prompt_tokens: int, output_tokens: int, now: float) -> int:
+    @property
+    def blocks_tokens(self) -> int:
+        """What half-empty blocks take at most, with one more stream."""
+        return _BLOCK * (len(self._streams) + 1)
+
+    def with_one_more(self, prompt_tokens: int, output_tokens: int, now: float) -> float:
         """Return the most that the cache will hold until a stream ends that comes now."""
         seen = self._outlook
         if seen is None or now >= seen.at + _KEPT_S:
@@ -92,16 +112,14 @@ class Peak:
         others = len(seen.left) - before
         own_end = seen.held[before] + (others + 1) * output_tokens
         worst = max(own_end, seen.worst[before - 1]) if before else own_end
-        return worst + prompt_tokens + _BLOCK
+        return self._share * (worst + prompt_tokens + _BLOCK) + self.beyond_tokens
 
-    def most(self, now: float) -> int:
+    def most(self, now: float) -> float:
         """Return the most that the cache will hold of what runs now."""
         seen = self._look(now)
         left = seen.left
-        return max(
-            (seen.held[place] + (len(left) - place) * each for place, each in enumerate(left)),
-            default=0,
-        )
+        ends = (seen.held[place] + (len(left) - place) * each for place, each in enumerate(left))
+        return self._share * max(ends, default=0) + self.beyond_tokens
 
     def _look(self, now: float) -> _Outlook:
         rows = []
@@ -119,5 +137,6 @@ class Peak:
         return _Outlook(now, [left for left, _ in rows], held_then, [*accumulate(ends, max)])
 
     def _written(self, credit: Credit, now: float) -> float:
+        """Return how much a stream has written; what is beyond its expected output shows in a scrape."""
         began = credit.began_at
-        return 0.0 if began is None else (now - began) / self._gap_s
+        return 0.0 if began is None else min((now - began) / self._gap_s, credit.output_tokens)

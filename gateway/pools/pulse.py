@@ -18,6 +18,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Final
 
+from gateway.core.types import LoadSample
+
 _LEAST_S: Final = 4.0  # two scrapes may fail, and this process may be late
 _BLIND_S: Final = 15.0  # without metrics: a parser may hold back the text of all streams there are
 _TIMES: Final = 2.0  # the longest usual silence
@@ -74,6 +76,12 @@ class Pulse:
         self.waits = waits
         if waits.unread and now - self.moved_at < _LEAST_S:
             self.usual_wait_s = max(self.usual_wait_s, now - min(waits.unread)[0])
+
+    def scraped(self, before: LoadSample | None, sample: LoadSample, stale_s: float) -> None:
+        """Note whether its engine may have kept any request waiting since the scrape before."""
+        unseen = before is None or sample.at - before.at > stale_s
+        if unseen or sample.waiting or (before and before.preemptions != sample.preemptions):
+            self.held_up_at = sample.at
 
     def stepped(self, at: float) -> None:
         """Note a scrape that shows a step since the one before."""

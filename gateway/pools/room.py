@@ -188,6 +188,7 @@ class Room:
     def hear(self, elsewhere: UnderWay) -> None:
         """Take in what other gateways have under way; of what is counted over all time, what came since."""
         self.elsewhere = elsewhere
+        self.peak.joined()
         self._read_elsewhere += elsewhere.read_tokens
         self._ended_elsewhere += elsewhere.ended_tokens
 
@@ -207,7 +208,7 @@ class Room:
         self.trust.scraped(sample, self.capacity_tokens, credited)
         capacity, gap_s = self.capacity_tokens or 0, self.writing.gap_s or 0.0
         ours = self.sequences if self.elsewhere is NOTHING else None
-        self.peak.scraped(sample, ours, capacity, self.trust.share, gap_s)
+        self.peak.scraped(sample, ours, capacity, gap_s)
         self._move(sample)
         self._surely_free = self._clear_room(sample)
         most = (self.stop_ratio - self.trust.spared_ratio) * capacity
@@ -230,8 +231,7 @@ class Room:
         return (self.stop_ratio - self.trust.spared_ratio - usage) * capacity - grows
 
     def _queued(self, sample: LoadSample) -> bool:
-        waiting = sample.waiting
-        return waiting >= self.max_waiting and waiting >= _QUEUE_SHARE * sample.running
+        return sample.waiting >= max(self.max_waiting, _QUEUE_SHARE * sample.running)
 
     # --- asked ---
 
@@ -246,10 +246,12 @@ class Room:
             return tokens
         return min(tokens, int(_BEGINS * capacity))
 
-    def verdict(self, need: Need, now: float, reserves: int = 0) -> Exclusion | None:
+    def verdict(
+        self, need: Need, now: float, reserves: int = 0, *, by_peak: bool = True
+    ) -> Exclusion | None:
         """Return why a request may not go in, None if it may.
 
-        For each of the `reserves` a tenth of the cache stays free for others.
+        For each of the `reserves` a tenth of the cache stays free for others. Only `by_peak` it may go by that.
 
         An idle backend takes whatever it can hold at all: a request over `stop_ratio` would find no
         better time.
@@ -262,8 +264,9 @@ class Room:
         fresh_tokens = self._coming_tokens + self._read_prompt + self._read_output
         fresh_tokens += self.elsewhere.coming_tokens + self._read_elsewhere
         if now <= self._clear_until:
-            if reserves < 2 and self.peak.knows(self.sequences):
-                if need_tokens + self.shares.tokens + reserve <= self._all_fits:
+            if by_peak and self.peak.knows(self.sequences):
+                whole_tokens = self.shares.tokens + self.peak.blocks_tokens
+                if need_tokens + whole_tokens + reserve <= self._all_fits:
                     return None
             elif need_tokens + self.trust.share * fresh_tokens + reserve <= self._surely_free:
                 return None
@@ -281,18 +284,17 @@ class Room:
         if capacity is None:
             return why if full else None
         most = (self.resume_ratio if full else self.stop_ratio) - self.trust.spared_ratio
-        return None if self._with(need, capacity, usage, now, reserves) <= most * capacity else why
+        holds = self._with(need, capacity, usage, now, by_peak=by_peak)
+        return None if holds + reserve <= most * capacity else why
 
     def _with(
-        self, need: Need, capacity: int, usage: float | None, now: float, reserves: int
+        self, need: Need, capacity: int, usage: float | None, now: float, *, by_peak: bool
     ) -> float:
-        """Return what the cache would hold with a request in it, and with what is kept for others."""
-        holds = reserves * _RESERVE * capacity
-        known = usage is not None and need.streams and need.sequences == 1 and reserves < 2
+        """Return what the cache would hold with a request in it."""
+        known = by_peak and usage is not None and need.streams and need.sequences == 1
         if known and self.peak.knows(self.sequences):
-            peak = self.peak.with_one_more(need.prompt_tokens, need.output_tokens, now)
-            return holds + self.trust.share * peak + self.peak.beyond_tokens
-        return holds + self.asked(need) + self._projected(capacity, usage, now)
+            return self.peak.with_one_more(need.prompt_tokens, need.output_tokens, now)
+        return self.asked(need) + self._projected(capacity, usage, now)
 
     def left(self) -> tuple[int, int]:
         """Return what our requests leave to do: prompts not known to be read, and outputs expected."""
@@ -306,7 +308,7 @@ class Room:
         if capacity is None:
             return Projection(None, usage)
         if usage is not None and self.peak.knows(self.sequences):
-            tokens = self.trust.share * self.peak.most(now) + self.peak.beyond_tokens
+            tokens = self.peak.most(now)
         else:
             tokens = self._projected(capacity, usage, now)
         return Projection(int(tokens), tokens / capacity)

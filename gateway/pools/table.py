@@ -237,7 +237,8 @@ class PoolTable:
             if sent and usage and index is not None and usage.source is _UPSTREAM:
                 index.ended(sent, usage.cached_tokens)
                 backend.sessions.ended(sent, usage.cached_tokens)
-            gap_s = record.token_gap_s if record.stream and not record.resumed else None
+            undisturbed = record.stream and not (record.resumed or record.failed)
+            gap_s = record.token_gap_s if undisturbed else None
             if gap_s is not None:
                 backend.limit.token_gap(record.ended_at or 0.0, record.sent_at or 0.0, gap_s)
                 backend.room.writing.wrote(gap_s)

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from gateway.core.endings import Barrier
-from gateway.core.types import Call
+from gateway.core.types import Call, Usage, UsageSource
 from gateway.resume.recital import ABORTED, Recital
 from gateway.resume.rest import limit_of
 from gateway.resume.retelling import SHOWS_TEXT, tells_abort, tells_error
@@ -183,7 +183,10 @@ class RecitedStream(TrailedStream):
         end = self.trail.teller.end(
             "length", None, "".join(self.pieces), len(reached.prompt), limit
         )
-        return self._unveiled(StreamWatch.feed(self, end))
+        told = self._unveiled(StreamWatch.feed(self, end))
+        cached = None if self.began is None else self.began.cached_tokens
+        self.usage = Usage(len(reached.prompt), limit, UsageSource.COUNTED, cached)
+        return told
 
     def _barrier(self) -> Barrier | None:
         return super()._barrier() if self.call.body else Barrier.BODY

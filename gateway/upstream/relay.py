@@ -218,14 +218,15 @@ class Relay:
                     ClientStalled(f"the client did not read for {patience.client_write_s:.0f} s")
                 )
             return
-        if self.leaves is not None and self._client.started and (error := self.leaves()):
-            self._break(error)
-            return
         events = self.watch.events
-        if events != self._events:
+        if written := events != self._events:
             self._events = events
             self._beaten_at = now
             silence.broken(now)
+        if self.leaves is not None and self._client.started and (error := self.leaves()):
+            self._break(error)
+            return
+        if written:
             return
         if self.watch.ended and now - silence.since >= _LAST_CHUNK_S:
             self._end_for_backend()

@@ -405,8 +405,12 @@ def test_where_all_tokens_were_told_only_the_end_is_added(path, how):
             first, line = world.access_lines()
             assert (line["outcome"], line["status"], line["not_resumed"]) == ("ok", 200, None)
             assert (line["attempts"], line["resumed"]) == (1, 0)
-            for name in ("prompt_tokens", "completion_tokens", "usage_source"):
+            for name in ("prompt_tokens", "completion_tokens"):
                 assert line[name] == first[name]
+            assert line["usage_source"] == "counted"
+            assert line["cached_tokens"] == (None if path == RESPONSES else first["cached_tokens"])
+            paces = [each.room.writing.gap_s for each in world.process.table.backends("m")]
+            assert max(each or 0.0 for each in paces) < 0.1
 
     check()
 

@@ -1,11 +1,13 @@
 """When a stream leaves a backend that is drained, or has lost it, and what is asked for then."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
 
 from gateway.core.types import Ask, Caller, Demand, Phase, Route
 from gateway.ingress.leaving import Leaving
+from gateway.upstream.relay import Relay
 from gateway.upstream.silence import Patience, Silence
 from tests.unit.test_resume import FAULT, call, frame, role, stream
 
@@ -89,3 +91,23 @@ def test_a_stream_that_is_silent_while_all_others_are_written_leaves():
 )
 def test_it_stays_where_its_silence_proves_nothing(otherwise):
     assert not leaves(**otherwise)
+
+
+def test_one_that_is_written_again_as_its_tick_comes_is_silent_no_more():
+    async def check():
+        silence, seen = Silence(Patience(600.0, STALL_S, 15.0, 60.0), 0.0), []
+        connection = SimpleNamespace(loop=asyncio.get_running_loop(), silence=silence)
+        client = SimpleNamespace(
+            started=True, writing_paused=False, write=lambda data: None, write_chunk=None
+        )
+        watch = stream(call(max_tokens=20), Demand(3, exact=True, max_new_tokens=20))
+        relay = Relay(SimpleNamespace(connection=connection), watch, client, 0.0)
+        relay.leaves = lambda: seen.append(silence.open_at)
+        relay.on_data(role([1, 2, 3]) + frame("a", [4]))
+        relay.on_tick(0.5)
+        relay.on_tick(45.0)
+        relay.on_data(frame("b", [5]))
+        relay.on_tick(45.5)
+        assert seen == [0.5, 0.5, 45.5]
+
+    asyncio.run(check())

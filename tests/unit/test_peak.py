@@ -8,20 +8,25 @@ from gateway.pools.peak import Peak
 
 GAP_S = 1 / 64  # exact in binary
 BLOCK = 16  # tokens that each stream takes on top
-CAPACITY = 10_000
+CAPACITY = 16_384
 
 
 def scrape(running, usage=0.0, at=0.0, waiting=0, engines=()):
     return LoadSample(at, running, waiting, usage, CAPACITY, engines=engines)
 
 
-def peak(*streams, at=0.0, **more):
-    """Return what is known of streams: the prompt, the output and what is written of it; None: not begun."""
+def peak(*streams, usage=None):
+    """Return what is known of streams: the prompt, the output and what is written of it; None: not begun.
+
+    A scrape shows as much, or this usage.
+    """
     found = Peak()
     for prompt, output, written in streams:
-        began = None if written is None else at - written * GAP_S
+        began = None if written is None else -written * GAP_S
         found.take(Credit(prompt, output, began_at=began))
-    found.scraped(scrape(len(streams), at=at, **more), len(streams), CAPACITY, 1.0, GAP_S)
+    held = sum(p + BLOCK + min(w, o) for p, o, w in streams if w is not None)
+    shown = held / CAPACITY if usage is None else usage
+    found.scraped(scrape(len(streams), shown), len(streams), CAPACITY, GAP_S)
     return found
 
 
@@ -42,7 +47,7 @@ def test_a_short_one_fits_beside_long_ones_that_have_just_begun():
 
 def test_of_one_that_writes_more_than_was_expected_a_tenth_is_expected_on_top():
     assert peak((100, 50, 80)).with_one_more(10, 100, 0.0) == max(
-        180 + 6 + 10 + 6 + 2 * BLOCK, 10 + 100 + BLOCK
+        150 + 6 + 10 + 6 + 2 * BLOCK, 10 + 100 + BLOCK
     )
 
 
@@ -59,9 +64,23 @@ def test_the_outlook_is_renewed_by_whoever_comes_begins_or_goes():
 
 
 def test_what_a_scrape_shows_beyond_what_is_known_is_told():
-    assert peak((1000, 500, 0), usage=0.3).beyond_tokens == 3000 - 1000 - BLOCK
-    assert peak((1000, 500, 0), usage=0.05).beyond_tokens == 0
-    assert peak((1000, 500, None), usage=0.3).beyond_tokens == 3000  # its prompt is not read yet
+    assert peak((1000, 500, 0), usage=0.25).beyond_tokens == 4096 - 1000 - BLOCK
+    assert peak((1000, 500, 0), usage=0.03125).beyond_tokens == 0
+    assert peak((1000, 500, None), usage=0.25).beyond_tokens == 4096  # its prompt is not read yet
+    # Of one that wrote more than was expected, the scrape alone tells.
+    assert peak((1000, 50, 3000), usage=0.25).beyond_tokens == 4096 - 1050 - BLOCK
+
+
+def test_prompts_that_have_blocks_in_common_take_the_share_that_a_scrape_shows():
+    # Both hold 8,192 by what is known, and the scrape shows half of it.
+    shared = peak((4080, 1000, 0), (4080, 1000, 0), usage=0.25)
+    assert shared.beyond_tokens == 0
+    assert shared.with_one_more(1000, 10, 0.0) == (8192 + 2 * 10 + 1000 + 10 + BLOCK) / 2
+
+
+def test_of_very_many_nobody_looks_ahead():
+    assert peak(*[(10, 10, 0)] * 256).knows(256)
+    assert not peak(*[(10, 10, 0)] * 257).knows(257)
 
 
 def test_it_is_asked_while_all_that_runs_are_streams_of_this_gateway():
@@ -75,7 +94,7 @@ def test_it_is_asked_while_all_that_runs_are_streams_of_this_gateway():
 def test_it_is_not_asked_beside_strangers_other_gateways_or_engines_or_without_a_pace():
     def known(sample, requests=1, gap_s=GAP_S):
         found = peak((1000, 500, 0))
-        found.scraped(sample, requests, CAPACITY, 1.0, gap_s)
+        found.scraped(sample, requests, CAPACITY, gap_s)
         return found.knows(1)
 
     assert known(scrape(1))
@@ -86,6 +105,9 @@ def test_it_is_not_asked_beside_strangers_other_gateways_or_engines_or_without_a
     assert not known(scrape(2, engines=(1, 1)))
     assert not known(scrape(1, usage=None))
     assert not known(scrape(1), gap_s=0.0)
+    found = peak((1000, 500, 0))
+    found.joined()
+    assert not found.knows(1)
 
 
 streams = st.tuples(st.integers(1, 2000), st.integers(1, 500), st.integers(0, 500)).map(

@@ -1,6 +1,7 @@
 import pytest
 
 from gateway.core.types import Exclusion, LoadSample, Need
+from gateway.pools.elsewhere import UnderWay
 from gateway.pools.room import Room
 
 CAPACITY = 10_000
@@ -445,3 +446,51 @@ def test_after_preemptions_less_is_let_in():
     for at, count in ((0.1, 1.0), (0.2, 2.0)):
         busy.observe(LoadSample(at, 2, 0, 0.3, CAPACITY, preemptions=count))
     assert busy.verdict(Need(6000, 10, streams=True), 0.2) is Exclusion.NO_KV_ROOM
+
+
+def test_what_streams_wrote_beyond_what_was_expected_counts_as_the_scrape_shows_it():
+    busy = Room(stop_ratio=0.95)
+    busy.writing.wrote(0.01)
+    for _ in range(10):
+        busy.first_token(busy.take(100, 100), -20.0)  # 2,000 are written of 100
+    busy.observe(LoadSample(0.0, 10, 0, 0.7, 30_000))
+    assert busy.verdict(Need(7_000, 10, streams=True), 0.0) is None
+    assert busy.verdict(Need(8_000, 10, streams=True), 0.0) is Exclusion.NO_KV_ROOM
+
+
+def test_outputs_that_have_just_begun_are_no_prompts_that_share():
+    busy, now = Room(stop_ratio=0.95), 0.0
+    busy.writing.wrote(0.01)
+    busy.observe(scrape(now, 0.0, running=0, capacity=30_000))
+    taken = []
+    while busy.verdict(Need(40, 1000, streams=True), now) is None and len(taken) < 200:
+        taken.append(busy.take(40, 1000))
+        busy.first_token(taken[-1], now)
+        now += 0.02
+        if len(taken) % 10 == 0:
+            held = sum(40 + 16 + int((now - each.began_at) / 0.01) for each in taken)
+            busy.observe(LoadSample(now, len(taken), 0, held / 30_000, 30_000))
+    assert 25 <= len(taken) <= 30  # whole needs of 28 are 29,568 with their blocks
+
+
+def test_one_that_its_engine_has_lost_fills_nothing():
+    busy = Room(stop_ratio=0.95)
+    busy.writing.wrote(0.01)
+    busy.first_token(busy.take(100, 100), -480.0)
+    for _ in range(13):
+        busy.first_token(busy.take(1000, 200), -1.0)
+    busy.observe(LoadSample(0.0, 14, 0, 0.5, 30_000))
+    assert busy.verdict(Need(1_500, 50, streams=True), 0.0) is None
+
+
+def test_whoever_hears_of_another_gateway_looks_ahead_no_more():
+    busy = streaming()
+    busy.hear(UnderWay(requests=1, coming_tokens=2000))
+    assert busy.projection(0.0).tokens == 6500 + 2000
+
+
+def test_a_look_ahead_is_not_for_whom_it_is_not_meant_for():
+    busy = streaming()
+    assert busy.verdict(Need(1484, 1000, streams=True), 0.0) is None
+    assert busy.verdict(Need(3010, 0, streams=True), 0.0) is None
+    assert busy.verdict(Need(3010, 0, streams=True), 0.0, by_peak=False) is Exclusion.NO_KV_ROOM
