@@ -17,15 +17,11 @@ from itertools import accumulate
 from typing import Final
 
 from gateway.core.types import Credit, LoadSample
+from gateway.pools.trust import learnt
 
 # Of its expected output, of a stream that has written all of it, and goes on.
 _OVERRUN: Final = 0.1
-_MOST_STREAMS: Final = (
-    256  # a look at more costs 0.2 ms and up; one of so many is a small part, too
-)
-_LEAST_SHARE: Final = 0.1  # as in `Trust`, like the next two
-_TELLING_RATIO: Final = 0.2
-_FORGETS: Final = 0.1
+_MOST_STREAMS: Final = 256  # a look at them costs 0.2 ms; of more, each is a small part
 # Tokens that each stream takes on top: half a block is empty. vLLM's have 16 tokens on a GPU, 32 and more on a CPU.
 _BLOCK: Final = 16
 _SEEMS: Final = 1.1  # times our requests that an engine may seem to have, as gauges and ends cross
@@ -48,8 +44,8 @@ class Peak:
 
     calm: bool = True  # the pool is not overloaded, as its line says
     _foreseen: bool = False  # the last scrape shows no requests but ours, and their pace is known
-    _share: float = 1.0  # of what they hold, that it shows: prompts may have blocks in common
-    beyond_tokens: float = 0.0  # that it shows, and nobody foresaw
+    _share: float = 1.0  # of what they are thought to hold, what it shows: prompts may share blocks
+    beyond_tokens: float = 0.0  # that it shows on top of what was foreseen
     _gap_s: float = 1.0  # from one token of a stream to the next
     _streams: dict[int, Credit] = field(default_factory=dict)
     _outlook: _Outlook | None = None  # until something changes
@@ -92,10 +88,7 @@ class Peak:
                 each.prompt_tokens + _BLOCK + self._written(each, sample.at) for each in begun
             )
             shown = usage * capacity
-            if held < _TELLING_RATIO * capacity:
-                self._share += _FORGETS * (1.0 - self._share)
-            else:
-                self._share = min(1.0, max(_LEAST_SHARE, shown / held))
+            self._share = learnt(self._share, shown, held, capacity)
             self.beyond_tokens = max(0.0, shown - self._share * held)
 
     @property

@@ -16,7 +16,9 @@ from typing import Final
 from gateway.core.types import LoadSample
 
 _LEAST_SHARE: Final = 0.1  # when prompts cease to share, one scrape's overrun stays bounded
-_TELLING_RATIO: Final = 0.2  # of the capacity, credited to older requests; less proves no sharing
+_TELLING_RATIO: Final = (
+    0.2  # of the capacity, that is expected to be in use; less proves no sharing
+)
 _FORGETS: Final = 0.1  # of what was learnt of sharing, per scrape that tells nothing of it
 _SPARED: Final = 0.05  # of the capacity, by a scrape that shows preemptions
 _MOST_SPARED: Final = 0.15
@@ -38,7 +40,13 @@ class Trust:
         more = min(self.spared_ratio + _SPARED, _MOST_SPARED)
         self.spared_ratio = more if preempted else _STAYS * self.spared_ratio
         usage = sample.kv_usage_ratio
-        if capacity is None or usage is None or credited_tokens < _TELLING_RATIO * capacity:
-            self.share += _FORGETS * (1.0 - self.share)
-        else:
-            self.share = min(1.0, max(_LEAST_SHARE, usage * capacity / credited_tokens))
+        known = capacity is not None and usage is not None
+        expected = credited_tokens if known else 0.0
+        self.share = learnt(self.share, (usage or 0.0) * (capacity or 0), expected, capacity or 0)
+
+
+def learnt(share: float, shown_tokens: float, expected_tokens: float, capacity: int) -> float:
+    """Return what share of expected tokens a cache holds, after a scrape that shows so many."""
+    if expected_tokens <= _TELLING_RATIO * capacity:
+        return share + _FORGETS * (1.0 - share)
+    return min(1.0, max(_LEAST_SHARE, shown_tokens / expected_tokens))

@@ -48,9 +48,7 @@ class Silence(msgspec.Struct, gc=False):
     need: Need | None = None  # of the request; None: it is none of a client's
     was_broken: bool = False
     heard_at: float = -math.inf  # the last byte, to half a second
-    open_at: float = (
-        math.inf
-    )  # since then we have listened, and heard nothing; it begins with the first byte
+    open_at: float = math.inf  # since then we listen and hear nothing; inf before the first byte
 
     @property
     def limit_s(self) -> float:
