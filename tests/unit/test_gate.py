@@ -1748,6 +1748,16 @@ async def overloaded(world, seconds=12):
 
 
 @held
+async def test_in_an_overload_no_backend_looks_ahead_for_room():
+    world = house()
+    (backend,) = world.table.backends("m")
+    await passes(1.0)
+    assert backend.room.peak.calm
+    await overloaded(world)
+    assert not backend.room.peak.calm
+
+
+@held
 async def test_a_queue_that_stands_holds_nobody_longer_than_is_of_use():
     world = house()
     guests = await overloaded(world)

@@ -2,6 +2,9 @@
 
 import math
 
+import pytest
+
+from gateway.core.types import LoadSample
 from gateway.pools.pulse import Pulse, Waits
 
 
@@ -77,3 +80,23 @@ def test_a_test_request_waits_behind_all_that_is_there():
     assert it.canary_s(10.0, 1_000.0, queues=True) == 10 + 4 * 3 + 2 * 12
     it.listen(waiting(90.0, tokens=3_000), 900.0)  # of a wait without any sign nothing is learnt
     assert it.canary_s(10.0, 1_000.0, queues=True) == 10 + 4 * 3 + 2 * 12
+
+
+@pytest.mark.parametrize(
+    ("after_s", "seen", "held_up"),
+    [
+        (1.0, {}, False),
+        (1.0, {"waiting": 1}, True),
+        (1.0, {"preemptions": 8.0}, True),
+        (3.5, {}, True),  # nobody looked meanwhile
+    ],
+)
+def test_whether_an_engine_kept_requests_waiting(after_s, seen, held_up):
+    def sample(at, waiting=0, preemptions=7.0):
+        return LoadSample(at, 4, waiting, 0.1, preemptions=preemptions)
+
+    it, before = pulse(), sample(100.0)
+    it.scraped(None, before, 3.0)
+    assert it.held_up_at == 100.0  # what was before, nobody knows
+    it.scraped(before, sample(100.0 + after_s, **seen), 3.0)
+    assert it.held_up_at == 100.0 + (after_s if held_up else 0)

@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.config.models import Config
-from gateway.core.endings import Ending
+from gateway.core.endings import Attempt, Ending
 from gateway.core.types import (
     Endpoint,
     Exclusion,
@@ -286,6 +286,19 @@ def test_what_is_unread_is_an_obstacle_but_for_the_highest_of_several_classes(ta
             backend.obstacle(Need(900, 0), 101.0, *classes, to_read=100) is None
         )  # its output is not read
     assert backend.obstacle(Need(1, 0), 101.0, 5, 5, to_read=101) is None
+
+
+def test_a_lower_class_does_not_look_ahead_while_the_highest_is_there(table):
+    backend = table.get("m/b1")
+    backend.room.writing.wrote(0.01)
+    for output in (2000, 4000):  # half of each is written
+        began = 100.0 - output / 2 * 0.01
+        table.first_token(table.take("m/b1", began, Need(0, output, streams=True)), began)
+    table.observe("m/b1", Scraped(LoadSample(100.0, 2, 0, 0.5, 10_000)))
+    table.highest_came("m", 100.0)
+    need = Need(3000, 10, streams=True)
+    assert backend.obstacle(need, 100.0, 5, 5) is None
+    assert backend.obstacle(need, 100.0, 0, 5) is Exclusion.NO_KV_ROOM
 
 
 def test_with_admission_off_prompts_that_are_read_hold_nobody_up(clock):
@@ -681,8 +694,13 @@ def test_unknown_load_weighs_more_than_an_idle_backend_that_shows_its_load(table
     assert table.get("m/b2").weighed().ahead_s > 0
 
 
-@pytest.mark.parametrize("resumed", [0, 1])
-def test_the_pause_of_a_resumed_stream_is_not_held_against_who_went_on_with_it(table, resumed):
+BROKE = Attempt("m/b1", "e", 100.0, 129.0, Ending.STREAM)
+
+
+@pytest.mark.parametrize(("resumed", "failed"), [(0, ()), (1, ()), (0, (BROKE,))])
+def test_the_pause_of_a_stream_that_broke_off_is_not_held_against_who_writes_it(
+    table, resumed, failed
+):
     backend = table.get("m/b1")
     table.observe("m/b1", ProbePassed(100.0))
     slots = [table.take("m/b1", 100.0) for _ in range(4)]
@@ -692,12 +710,13 @@ def test_the_pause_of_a_resumed_stream_is_not_held_against_who_went_on_with_it(t
     for ended_at in (*[100.1] * 50, *[130.0] * 50):  # at its best, and after a pause
         record = RequestRecord("r", Endpoint.CHAT, 100.0, backend_id="m/b1", stream=True)
         record.outcome, record.usage = Outcome.OK, usage
-        record.resumed = resumed if ended_at > 101.0 else 0
+        if ended_at > 101.0:
+            record.resumed, record.failed = resumed, failed
         record.sent_at = record.first_byte_at = 100.0
         record.ended_at = ended_at
         table.ended([record])
     table.observe("m/b1", Scraped(LoadSample(131.0, 4, 0, 0.1)))
-    assert (backend.limit.value < before) is not bool(resumed)
+    assert (backend.limit.value < before) is not bool(resumed or failed)
     for slot in slots:
         slot.release()
 
