@@ -296,7 +296,7 @@ def test_a_lower_class_does_not_look_ahead_while_the_highest_is_there(table):
         table.first_token(table.take("m/b1", began, Need(0, output, streams=True)), began)
     table.observe("m/b1", Scraped(LoadSample(100.0, 2, 0, 0.5, 10_000)))
     table.highest_came("m", 100.0)
-    need = Need(3000, 10, streams=True)
+    need = Need(2000, 10, streams=True)
     assert backend.obstacle(need, 100.0, 5, 5) is None
     assert backend.obstacle(need, 100.0, 0, 5) is Exclusion.NO_KV_ROOM
 
