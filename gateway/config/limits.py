@@ -87,7 +87,8 @@ class TimeoutsConfig(Section):
     first_byte: Duration = setting(
         "600s",
         "From sending a request to a backend until its first byte, or a stream's first event. It"
-        " starts again while the backend's metrics show that its engine makes progress.",
+        " starts again while the backend's metrics show that its engine makes progress. A request that the"
+        " engine has surely forgotten goes elsewhere after `stall`.",
     )
     stall: Duration = setting(
         "45s",

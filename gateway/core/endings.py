@@ -21,6 +21,7 @@ class Ending(Enum):
     BROKE = "broke"  # the connection was lost, or what came was no reply, before the client's first byte
     HTTP_5XX = "http_5xx"  # it answered 500 or above, other than a refusal for capacity
     TIMEOUT = "timeout"  # it was silent past its deadline
+    FORGOTTEN = "forgotten"  # its engine works, and has no such request any more
     STREAM = "stream"  # its stream broke, stalled, or told an error after the client's first byte
     MISDIRECTED = "misdirected"  # its reply names another request
     FULL = "full"  # its own admission control took nothing of it

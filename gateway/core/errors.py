@@ -41,6 +41,7 @@
     |   |-- StreamBroke                   502     (after the first byte: an error frame, never a retry)
     |   |   `-- StreamMoved                 502     (cut by us: it has a place elsewhere)
     |   `-- BackendTimeout                504     server_error             backend_timeout
+    |       `-- RequestForgotten          504     (another one can have it)
     |-- ClientGone          nobody's      499     never answered, never held against a backend
     |   `-- ClientStalled                 499     did not read for too long: cut, to bound memory
     `-- ConfigError         the operator's        never becomes a reply
@@ -377,6 +378,12 @@ class BackendTimeout(UpstreamError):
     default_code = "backend_timeout"
     ending = Ending.TIMEOUT
     outcome = Outcome.BACKEND_TIMEOUT
+
+
+class RequestForgotten(BackendTimeout):
+    """The backend's engine works, and has no such request any more: 504, if no other one can take it."""
+
+    ending = Ending.FORGOTTEN
 
 
 class ClientGone(GatewayError):

@@ -65,7 +65,7 @@ from gateway.routing.fallback import cause_of, stand_ins
 from gateway.routing.trial import assign
 from gateway.upstream.client import Client
 from gateway.upstream.engineids import engine_id, plain_id
-from gateway.upstream.silence import Silence
+from gateway.upstream.silence import silence_of
 from gateway.wire.calls import named
 from gateway.wire.replies import error_body, error_headers, fault_of
 
@@ -251,7 +251,7 @@ class Handler:
                     record.sent = slot.sent
                     record.revision = backend.revision
                     record.sent_at = now = self.clock.now()
-                    silence = Silence(settings.patience, now, backend.works, ask.need)
+                    silence = silence_of(settings.patience, now, backend, ask)
                     salt = settings.salt(ask) if ask.route.tenants_apart else None
                     rank = None if slot.sent is None else slot.sent.rank
                     out = outgoing(down, record, ask, backend, salt, rank)

@@ -51,7 +51,7 @@ class Leaving:
         if ask.place is None:
             return None
         if silence is not None and lost:
-            return silence.error()
+            return silence.error(self._clock.now())
         self._moved[backend.id] += 1
         return StreamMoved("The server that worked on this request is drained. Please retry.")
 

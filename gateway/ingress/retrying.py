@@ -16,6 +16,7 @@ from gateway.core.errors import (
     BackendBroke,
     EngineFull,
     MisdirectedReply,
+    RequestForgotten,
     RequestQuarantined,
     StaleConnection,
     StreamMoved,
@@ -152,6 +153,8 @@ class Retrying:
         """
         if isinstance(error, UpstreamError) and error.in_order:
             self.quarantine.ended_in_order(backend.id)
+            return True
+        if isinstance(error, RequestForgotten):
             return True
         of = await self.lost(down, record, backend, error.ending)
         if of is None:

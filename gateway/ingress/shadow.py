@@ -228,4 +228,4 @@ class _Discarded:
             self._silence.broken(now)
             self._heard = False
         elif self._silence.too_long(now) and not self._whole.done():
-            self._whole.set_exception(self._silence.error())
+            self._whole.set_exception(self._silence.error(now))

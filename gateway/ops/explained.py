@@ -122,6 +122,7 @@ _FAILED: Final = {
     Ending.BROKE: "broke off before the first byte, or answered what is no reply",
     Ending.HTTP_5XX: "answered with a server error",
     Ending.TIMEOUT: "was silent for too long",
+    Ending.FORGOTTEN: "worked on others, and had forgotten it",
     Ending.STREAM: "broke off, stalled or told an error in the middle of the stream",
     Ending.MISDIRECTED: "sent the reply to another request",
     Ending.FULL: "refused it for capacity",

@@ -1,8 +1,8 @@
 """Which ending of an attempt counts against its backend. Pure.
 
     class     endings                                         what follows
-    HARD      connect, broke, http_5xx, timeout, stream,      counts: see `pools.health` and `pools.ejection`
-              misdirected
+    HARD      connect, broke, http_5xx, timeout, forgotten,   counts: see `pools.health` and `pools.ejection`
+              stream, misdirected
     NACK      full                                            it is busy, not sick: its concurrency limit falls
     NEUTRAL   ours, stale, moved, rest_refused, down          nothing: it is in order, or known already
     none      a reply of 4xx, a client that left              never observed: the client's own doing
@@ -33,6 +33,7 @@ CLASS_OF: Final[Mapping[Ending, Failure]] = {
     Ending.BROKE: Failure.HARD,
     Ending.HTTP_5XX: Failure.HARD,
     Ending.TIMEOUT: Failure.HARD,
+    Ending.FORGOTTEN: Failure.HARD,
     Ending.STREAM: Failure.HARD,
     Ending.MISDIRECTED: Failure.HARD,
     Ending.FULL: Failure.NACK,

@@ -193,7 +193,7 @@ class Backend(Server):
     def scraped(self, sample: LoadSample) -> None:
         """Take in what a scrape shows of its load."""
         before, self.sample = self.sample, sample
-        self.pulse.scraped(before, sample, self.stale_s)
+        self.pulse.scraped(before, sample, self.stale_s, self.peak)
         self.note_work(before, sample)
         self.scrape_count, self.since_scrape = self.scrape_count + 1, 0
         known = self.room.sequences + self.elsewhere.requests

@@ -54,6 +54,9 @@ class Pulse:
     held_up_at: float = (
         math.inf
     )  # the last scrape after which not all requests had run in each step
+    held_any_at: float = math.inf  # the last scrape that may hide a request in its engine
+    # Tokens that each request got which stayed in its engine, while nothing waited there.
+    each_wrote_tokens: float = 0.0
     sees_steps: bool = False  # its metrics are fresh
     starts: bool = False  # it starts slowly: kernels are compiled on the way
     usual_quiet_s: float = 0.0  # the longest silence lately that ended by itself
@@ -77,11 +80,18 @@ class Pulse:
         if waits.unread and now - self.moved_at < _LEAST_S:
             self.usual_wait_s = max(self.usual_wait_s, now - min(waits.unread)[0])
 
-    def scraped(self, before: LoadSample | None, sample: LoadSample, stale_s: float) -> None:
-        """Note whether its engine may have kept any request waiting since the scrape before."""
+    def scraped(
+        self, before: LoadSample | None, sample: LoadSample, stale_s: float, most: int
+    ) -> None:
+        """Note what its engine did since the scrape before, with so many of our requests at most."""
         unseen = before is None or sample.at - before.at > stale_s
-        if unseen or sample.waiting or (before and before.preemptions != sample.preemptions):
+        if before is None or unseen or sample.running or sample.waiting:
+            self.held_any_at = sample.at
+        if before is None or unseen or sample.waiting or before.preemptions != sample.preemptions:
             self.held_up_at = sample.at
+            return
+        written = max(0.0, sample.generation_tokens - before.generation_tokens)
+        self.each_wrote_tokens += written / max(1, before.running, sample.running, most)
 
     def stepped(self, at: float) -> None:
         """Note a scrape that shows a step since the one before."""

@@ -6,7 +6,8 @@ Only what surely was not executed, or has nobody who still works on it, is tried
     ConnectFailed     nothing was sent                      another backend, or a wait for one
     EngineFull        the engine took nothing of it         another backend that has room now; else the same
                                                             one, if it asks for it within two seconds
-    any, if over      its backend is proven dead, or ended it in order   another backend, or a wait for one
+    any, if over      its backend is proven dead, ended it in order,     another backend, or a wait for one
+                      or has forgotten it
     anything else     the engine may still work                          told
 
 Nothing is tried again once the client has a byte of a reply, when the body is held nowhere any more,
@@ -62,8 +63,7 @@ def after(
     """Decide what follows the last of `attempts`, which failed with `error`.
 
     `repeatable`: the client has no byte of a reply, and the body is at hand. `over`: nobody works on it any
-    more. `chance`: when a backend that
-    was not tried has room. `left_s`: how long the client still waits.
+    more. `chance`: when a backend that was not tried has room. `left_s`: how long the client still waits.
     """
     if not repeatable or attempts >= MAX_ATTEMPTS or left_s <= 0:
         return Next.TELL

@@ -167,7 +167,7 @@ class Connection(Reading, asyncio.Protocol):
                 self._ticked_bytes = self._held_bytes
                 self.silence.broken(now)
             elif self.silence.too_long(now):
-                self._fail(self.silence.error())
+                self._fail(self.silence.error(now))
 
     # --- asyncio.Protocol -----------------------------------------------------------------------
 

@@ -231,7 +231,7 @@ class Relay:
         if self.watch.ended and now - silence.since >= _LAST_CHUNK_S:
             self._end_for_backend()
         elif silence.too_long(now):
-            self._break(silence.error())
+            self._break(silence.error(now))
         elif now - self._beaten_at >= patience.heartbeat_s:
             self._beaten_at = now
             self._beat()

@@ -1,4 +1,15 @@
-"""How long a backend may be silent while a request waits for it."""
+"""How long a backend may be silent while a request waits for it, and when its engine has forgotten it.
+
+An engine that runs a request gives it a token in each step, as it gives one to all others, while nothing waits
+there and nothing is preempted. So a request has been forgotten, if after `timeouts.stall` at least, and before any
+byte of its reply,
+
+    each other one got many times the tokens that its whole reply may have (a stream: that its first one takes), or
+    the engine has ended steps since it was sent, and for so long held no request at all.
+
+What the server does before its engine sees a request takes no such time, but for media: a request that has some
+is never thought forgotten. Nor is one that may call tools of the server's (Responses).
+"""
 
 from __future__ import annotations
 
@@ -9,9 +20,17 @@ from typing import Final
 
 import msgspec
 
-from gateway.core.errors import BackendTimeout
-from gateway.core.types import Need
-from gateway.pools.pulse import Waits
+from gateway.core.endpoints import GENERATES
+from gateway.core.errors import BackendTimeout, RequestForgotten
+from gateway.core.types import Ask, Endpoint, Need
+from gateway.pools.backend import Backend
+from gateway.pools.pulse import Pulse, Waits
+
+# An engine that guesses tokens ahead gives some requests up to seven a step, and others one.
+_TIMES_OVER: Final = 8.0
+_READ_PER_STEP: Final = 64  # tokens of its prompt at least, beside all that is written
+_STEPPED_AFTER_S: Final = 1.0  # a step that ends so soon may have begun without it
+_ONLY_ENGINE: Final = GENERATES - {Endpoint.RESPONSES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +68,10 @@ class Silence(msgspec.Struct, gc=False):
     was_broken: bool = False
     heard_at: float = -math.inf  # the last byte, to half a second
     open_at: float = math.inf  # since then we listen and hear nothing; inf before the first byte
+    pulse: Pulse | None = None  # of its backend; None: it may take as long as it likes
+    most_steps: float = math.inf  # of its engine, until it has a byte
+    sent_at: float = math.inf
+    wrote_before: float = 0.0  # `Pulse.each_wrote_tokens` when it was sent
 
     @property
     def limit_s(self) -> float:
@@ -65,13 +88,17 @@ class Silence(msgspec.Struct, gc=False):
         self.since = now
         if self.was_broken:
             self.open_at = now
+        elif self.pulse is not None:
+            self.sent_at, self.wrote_before = now, self.pulse.each_wrote_tokens
 
     def suspend(self) -> None:
         """Count nothing until `restart`: the backend waits for us, or nobody listens."""
         self.since = math.inf
 
     def too_long(self, now: float) -> bool:
-        """Whether the limit has passed, and nothing proves that the engine works."""
+        """Whether the limit has passed and nothing proves that the engine works, or it has forgotten the request."""
+        if self.is_forgotten(now):
+            return True
         if now - self.since < self.limit_s:
             return False
         if self.works(self.since, now):
@@ -79,12 +106,40 @@ class Silence(msgspec.Struct, gc=False):
             return False
         return True
 
-    def error(self) -> BackendTimeout:
+    def is_forgotten(self, now: float) -> bool:
+        """Whether its engine has surely no such request any more."""
+        pulse, stall_s = self.pulse, self.patience.stall_s
+        if pulse is None or self.was_broken or self.since == math.inf:
+            return False
+        if now - self.sent_at < stall_s or not pulse.sees_steps:
+            return False
+        if now - pulse.held_any_at >= stall_s:
+            return pulse.stepped_at > self.sent_at + _STEPPED_AFTER_S
+        written = pulse.each_wrote_tokens - self.wrote_before
+        return written >= _TIMES_OVER * self.most_steps
+
+    def error(self, now: float) -> BackendTimeout:
         """Return the error for a silence that is too long (504)."""
+        if self.is_forgotten(now):
+            return RequestForgotten(
+                "The backend works on other requests, and has forgotten this one. Please retry."
+            )
         return BackendTimeout(
             f"The backend sent nothing for {self.limit_s:.0f} s, and nothing shows that it still works on "
             "this request. Please retry later."
         )
+
+
+def silence_of(patience: Patience, now: float, backend: Backend, ask: Ask) -> Silence:
+    """Return the silence of a client's request that is sent to a backend now."""
+    call, demand, pulse = ask.call, ask.demand, backend.pulse
+    silence = Silence(patience, now, backend.works, ask.need)
+    if call.endpoint in _ONLY_ENGINE and (call.text_bytes is not None or call.prompt_token_ids):
+        most = 1 if call.stream else demand.max_new_tokens or ask.route.window_tokens or math.inf
+        prompt = max(demand.prompt_tokens, ask.need.prompt_tokens)  # the need has all prompts
+        silence.pulse, silence.most_steps = pulse, most + prompt / _READ_PER_STEP
+        silence.sent_at, silence.wrote_before = now, pulse.each_wrote_tokens
+    return silence
 
 
 def waits_of(silences: Iterable[Silence], heard_at: float) -> Waits:

@@ -42,6 +42,7 @@ CATALOGUE: Final = (
     Fault(5, "a head and nothing more", "status 200, then silence", "given up after the limit, not asked twice", (
         "faults/test_streams_cut::test_a_backend_that_sends_its_head_and_nothing_more_is_given_up_and_not_asked_twice",
         "stories/test_failures::test_a_stalled_stream_is_ended_and_told",
+        "stories/test_forgotten::test_it_is_written_by_another_one_if_all_others_got_many_more_tokens_meanwhile",
     )),
     Fault(6, "a stream is reset", "after 1, 10, 1,000 tokens", "goes on elsewhere token for token, else an error in the stream", (
         "faults/test_streams_cut::test_a_lone_backend_that_breaks_off_is_told_in_the_stream",

@@ -96,7 +96,7 @@ def test_whether_an_engine_kept_requests_waiting(after_s, seen, held_up):
         return LoadSample(at, 4, waiting, 0.1, preemptions=preemptions)
 
     it, before = pulse(), sample(100.0)
-    it.scraped(None, before, 3.0)
+    it.scraped(None, before, 3.0, 4)
     assert it.held_up_at == 100.0  # what was before, nobody knows
-    it.scraped(before, sample(100.0 + after_s, **seen), 3.0)
+    it.scraped(before, sample(100.0 + after_s, **seen), 3.0, 4)
     assert it.held_up_at == 100.0 + (after_s if held_up else 0)

@@ -1,0 +1,126 @@
+"""When an engine has surely forgotten a request: what others got meanwhile, or that it holds none."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from gateway.core.errors import RequestForgotten
+from gateway.core.types import (
+    Ask,
+    Call,
+    Caller,
+    Demand,
+    Dialect,
+    Endpoint,
+    LoadSample,
+    Need,
+    Route,
+)
+from gateway.pools.pulse import Pulse
+from gateway.upstream.silence import Patience, silence_of
+
+PATIENCE = Patience(600.0, 45.0, math.inf, math.inf)
+STALE_S = 3.0
+
+
+def silent(
+    pulse, endpoint=Endpoint.CHAT, *, stream=False, limit=10, window=None, text_bytes=40, prompt=64
+):
+    """Return the silence of a request that is sent now, at 100 s."""
+    call = Call(endpoint, Dialect.CHAT, "m", stream, b"", limit, text_bytes=text_bytes)
+    demand = Demand(prompt, exact=True, max_new_tokens=limit)
+    route = Route("m", "m", "m", window_tokens=window)
+    ask = Ask(route, call, demand, Caller("k", "n", "t", 0), Need(prompt, 10, streams=stream))
+    backend = SimpleNamespace(works=lambda since, now: True, pulse=pulse)
+    return silence_of(PATIENCE, 100.0, backend, ask)
+
+
+def running(pulse, tokens, *, running=1, most=1, seconds=50, every_s=1.0, waiting=0, preempted=0):
+    """Have an engine write so many tokens for all that run there, from 100 s on."""
+    steps = int(seconds / every_s)
+    before = LoadSample(100.0, running, waiting, 0.1)
+    for step in range(1, steps + 1):
+        sample = LoadSample(
+            100.0 + step * every_s,
+            running,
+            waiting,
+            0.1,
+            preemptions=step * preempted,
+            generation_tokens=tokens * step / steps,
+        )
+        pulse.scraped(before, sample, STALE_S, most)
+        pulse.stepped(sample.at)
+        before = sample
+
+
+# Ten tokens and a step to read 64 tokens, eight times over.
+ENOUGH = 88
+
+
+@pytest.mark.parametrize(
+    ("tokens", "engine", "request_", "forgotten"),
+    [
+        (ENOUGH - 1, {}, {}, False),
+        (ENOUGH, {}, {}, True),
+        (ENOUGH * 3, {"running": 4}, {}, False),  # a quarter for each
+        (ENOUGH * 4, {"running": 4}, {}, True),
+        (ENOUGH * 3, {"most": 4}, {}, False),  # so many were there between two scrapes
+        (ENOUGH * 9, {"waiting": 1}, {}, False),  # it may be the one that waits
+        (ENOUGH * 9, {"preempted": 1}, {}, False),
+        (ENOUGH * 9, {"every_s": 5.0}, {}, False),  # nobody saw whether one waited
+        (16, {}, {"stream": True}, True),  # one token and a step
+        (15, {}, {"stream": True}, False),
+        (ENOUGH, {}, {"prompt": 6400}, False),
+        (ENOUGH * 9, {}, {"limit": None}, False),
+        (ENOUGH * 9, {}, {"limit": None, "window": 64}, True),
+        (ENOUGH * 9, {}, {"text_bytes": None}, False),  # a server may load a film for minutes
+        (ENOUGH * 9, {}, {"endpoint": Endpoint.RESPONSES}, False),  # or call tools
+        (ENOUGH * 9, {}, {"endpoint": Endpoint.EMBEDDINGS}, False),
+        (ENOUGH * 9, {}, {"endpoint": Endpoint.COMPLETIONS}, True),
+    ],
+)
+def test_what_all_others_got_tells_it(tokens, engine, request_, forgotten):
+    pulse = Pulse(sees_steps=True)
+    silence = silent(pulse, **request_)
+    running(pulse, tokens, **engine)
+    assert silence.is_forgotten(150.0) == silence.too_long(150.0) == forgotten
+    assert isinstance(silence.error(150.0), RequestForgotten) == forgotten
+
+
+def test_it_is_not_told_before_the_limit_nor_after_a_byte_nor_by_metrics_that_are_old():
+    pulse = Pulse(sees_steps=True)
+    silence = silent(pulse)
+    running(pulse, ENOUGH)
+    assert not silence.is_forgotten(144.9)
+    assert silence.is_forgotten(145.0)
+    pulse.sees_steps = False
+    assert not silence.is_forgotten(145.0)
+    pulse.sees_steps = True
+    silence.broken(145.0)
+    assert not silence.is_forgotten(195.0)
+
+
+def test_what_was_written_while_it_was_sent_does_not_count():
+    pulse = Pulse(sees_steps=True)
+    silence = silent(pulse)
+    silence.suspend()
+    running(pulse, ENOUGH)
+    assert not silence.is_forgotten(200.0)
+    silence.restart(150.0)
+    assert not silence.is_forgotten(200.0)
+
+
+def test_an_engine_that_holds_nothing_has_forgotten_it_once_a_step_has_ended():
+    pulse = Pulse(sees_steps=True)
+    silence = silent(pulse)
+    pulse.stepped(100.5)  # of what was there before
+    running(pulse, 0, running=1, seconds=1)
+    for second in range(2, 60):
+        before, sample = (LoadSample(99.0 + second + each, 0, 0, 0.0) for each in (0, 1))
+        pulse.scraped(before, sample, STALE_S, 1)
+    pulse.stepped_at = 100.5
+    assert not silence.is_forgotten(159.0)  # its first step may be a long one
+    pulse.stepped(102.0)
+    assert not silence.is_forgotten(145.9)
+    assert silence.is_forgotten(146.0)
