@@ -37,11 +37,11 @@
     |   |-- BackendBroke                  502     (died or spoke nonsense before the first byte)
     |   |   |-- MisdirectedReply            502     (the reply names another request)
     |   |   `-- RestRefused                 502     (it takes no rest of another's stream)
-    |   |-- BackendDown                   502     backend_down             (out of service with it: not retried)
     |   |-- StreamBroke                   502     (after the first byte: an error frame, never a retry)
     |   |   `-- StreamMoved                 502     (cut by us: it has a place elsewhere)
-    |   `-- BackendTimeout                504     server_error             backend_timeout
-    |       `-- RequestForgotten          504     (another one can have it)
+    |   |-- BackendTimeout                504     server_error             backend_timeout
+    |   |   `-- RequestForgotten            504     (its engine has it no more: retried)
+    |   `-- BackendDown                   502     backend_down             (out of service with it: not retried)
     |-- ClientGone          nobody's      499     never answered, never held against a backend
     |   `-- ClientStalled                 499     did not read for too long: cut, to bound memory
     `-- ConfigError         the operator's        never becomes a reply
