@@ -76,7 +76,6 @@ class Retrying:
         self._note(record, ask, backend, slot, error)
         over = await self._judge(down, record, ask, backend, error)
         stream = await self._findable(settings, down, record, ask)
-        moved = isinstance(error, StreamMoved)
         if stream is not None and stream.awaits and isinstance(error, StaleConnection):
             self._ledger.retried(ask.route.pool, attempts.Next.FRESH_CONNECTION.value)
             return True  # nobody had its rest
@@ -84,7 +83,13 @@ class Retrying:
             return False  # nobody is asked: `Passing.ends`
         chance = self._gate.chance(ask) if ask.place is None else Chance.NOW
         if stream is not None:
+            pause_s = 0.0
+            if isinstance(error, EngineFull) and stream.awaits and chance is Chance.NEVER:
+                del ask.tried[backend.id]  # it is the only one, and well
+                chance, pause_s = self._gate.chance(ask), attempts.rest_pause_s(error)
+            moved = isinstance(error, StreamMoved)
             if self._measuring.rest(record, ask, stream, chance, moved=moved):
+                await _pause(slot, pause_s)
                 return False
             if down.started:
                 record.not_resumed = stream.barrier or Barrier.NO_BACKEND
@@ -94,10 +99,7 @@ class Retrying:
         self._ledger.retried(ask.route.pool, step.value)
         if step is attempts.Next.AGAIN:
             del ask.tried[backend.id]
-        pause_s = attempts.pause_s(step, error, record.attempts, self._rng.random())
-        if pause_s:
-            slot.release()
-            await asyncio.sleep(pause_s)
+        await _pause(slot, attempts.pause_s(step, error, record.attempts, self._rng.random()))
         return step is attempts.Next.FRESH_CONNECTION
 
     def _next(
@@ -267,6 +269,13 @@ class Retrying:
         """Return how long the client still waits for the beginning of an answer."""
         sent_at = record.body_at or down.received_at
         return sent_at + heard_within_s(down.patience_s) - self._clock.now()
+
+
+async def _pause(slot: Slot, seconds: float) -> None:
+    """Wait before another attempt, without the place of the last one."""
+    if seconds:
+        slot.release()
+        await asyncio.sleep(seconds)
 
 
 def _known_by(down: Downstream, record: RequestRecord) -> bytes | None:

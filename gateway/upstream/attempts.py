@@ -13,9 +13,9 @@ Only what surely was not executed, or has nobody who still works on it, is tried
 Nothing is tried again once the client has a byte of a reply, when the body is held nowhere any more,
 after the third attempt, or when the client has given up by then. The rest of a stream that was cut where it
 can go on (`resume.stream`) is a request of its own, which goes elsewhere whatever has failed, at most three
-times. The client is told the last error: as a reply where none has begun, else in its stream. A full engine
-does not send the client back to the queue, where all wait for the same engines: the client is told when to
-come again.
+times; where the only backend left has no room for it, there again. The client is told the last error: as a
+reply where none has begun, else in its stream. A full engine does not send the client back to the queue, where
+all wait for the same engines: the client is told when to come again.
 
 Of the requests under way in a pool at most a fifth may be such attempts, or three, until the backend has
 answered. What never left the gateway is not counted, nor what is over where it was: it adds nothing to what
@@ -97,6 +97,11 @@ def pause_s(step: Next, error: UpstreamError | EngineFull, attempts: int, chance
     if step is Next.FRESH_CONNECTION or attempts < 2:
         return 0.0
     return chance * min(_PAUSE_S * 2.0 ** (attempts - 1), _LONGEST_PAUSE_S)
+
+
+def rest_pause_s(error: EngineFull) -> float:
+    """Return how long to wait before the rest of a stream is sent again to the only backend, which had no room."""
+    return min(error.told_s or _AGAIN_S / 2, _AGAIN_S)
 
 
 class Budget:

@@ -35,6 +35,24 @@ def test_a_rest_that_met_a_dead_idle_connection_is_sent_on_a_fresh_one():
     check()
 
 
+@pytest.mark.parametrize("refusals", [1, 2, 3])
+def test_a_rest_that_the_last_backend_has_no_room_for_is_sent_there_again(refusals):
+    @story
+    async def check():
+        async with gateway(SIM, SIM, access=True) as world:
+            whole = await warmed(world)
+            full = [f"admission_503@{refusals}"]
+            resumed = await read(world, fault="reset_after:7", others=full)
+            if refusals < 3:
+                assert anonymous(resumed) == anonymous(whole)
+            else:  # it is no use
+                assert b'"error"' in resumed
+            await world.settled()
+            assert world.access_lines()[-1]["attempts"] == min(2 + refusals, 4)
+
+    check()
+
+
 TWO_POOLS = """\
 pools:
   m:
