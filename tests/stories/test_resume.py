@@ -40,7 +40,7 @@ async def read(world, path=PATHS[0], fault=None, others=(), **more):
         for sim in world.sims:
             sim.inject(fault)
     raw = b""
-    async with world.http.stream("POST", path, json=asked) as reply:
+    async with world.http.stream("POST", path, json=asked, timeout=30.0) as reply:
         assert reply.status_code == 200
         async for part in reply.aiter_raw():
             if fault is not None:
