@@ -206,8 +206,7 @@ def test_a_stream_that_its_engine_lost_among_others_goes_on_elsewhere(parsed):
             for sim in world.sims:
                 sim.inject("stall_after:7@1")
             lost = start(read(world, max_tokens=40, **asked), name="lost")
-            backends = world.process.table.backends("m")
-            await world.until(lambda: any(each.in_flight for each in backends))
+            await world.until(lambda: not all(sim.state.faults.active for sim in world.sims))
             for sim in world.sims:
                 sim.clear()
             others = [start(read(world, max_tokens=300), name="other") for _ in range(30)]
