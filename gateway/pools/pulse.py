@@ -28,6 +28,9 @@ _HALF_LIFE_S: Final = 600.0
 # A prompt may be read four times slower, for each token, than the best lately: attention to a long
 # one costs more, and what was in the prefix cache was not read at all.
 _SLOWER: Final = 4.0
+_EACH_PER_S: Final = (
+    300.0  # tokens of one request; more is written by another server at the same address
+)
 _UNKNOWN_TOKENS_PER_S: Final = 100.0  # a large model on a few CPU cores
 _TOGETHER_S: Final = 1.0  # what is sent so soon after a silence begins may be in the same step
 
@@ -54,7 +57,6 @@ class Pulse:
     held_up_at: float = (
         math.inf
     )  # the last scrape after which not all requests had run in each step
-    held_any_at: float = math.inf  # the last scrape that may hide a request in its engine
     # Tokens that each request got which stayed in its engine, while nothing waited there.
     each_wrote_tokens: float = 0.0
     sees_steps: bool = False  # its metrics are fresh
@@ -85,13 +87,12 @@ class Pulse:
     ) -> None:
         """Note what its engine did since the scrape before, with so many of our requests at most."""
         unseen = before is None or sample.at - before.at > stale_s
-        if before is None or unseen or sample.running or sample.waiting:
-            self.held_any_at = sample.at
         if before is None or unseen or sample.waiting or before.preemptions != sample.preemptions:
             self.held_up_at = sample.at
             return
         written = max(0.0, sample.generation_tokens - before.generation_tokens)
-        self.each_wrote_tokens += written / max(1, before.running, sample.running, most)
+        each = written / max(1, before.running, sample.running, most)
+        self.each_wrote_tokens += min(each, _EACH_PER_S * (sample.at - before.at))
 
     def stepped(self, at: float) -> None:
         """Note a scrape that shows a step since the one before."""

@@ -1,11 +1,9 @@
 """How long a backend may be silent while a request waits for it, and when its engine has forgotten it.
 
 An engine that runs a request gives it a token in each step, as it gives one to all others, while nothing waits
-there and nothing is preempted. So a request has been forgotten, if after `timeouts.stall` at least, and before any
-byte of its reply,
-
-    each other one got many times the tokens that its whole reply may have (a stream: that its first one takes), or
-    the engine has ended steps since it was sent, and for so long held no request at all.
+there and nothing is preempted. So a request has been forgotten if, after `timeouts.stall` at least and before any
+byte of its reply, each other one got many times the tokens that its whole reply may have (a stream: that its first
+one takes).
 
 What the server does before its engine sees a request takes no such time, but for media: a request that has some
 is never thought forgotten. Nor is one that may call tools of the server's (Responses).
@@ -29,7 +27,6 @@ from gateway.pools.pulse import Pulse, Waits
 # An engine that guesses tokens ahead gives some requests up to seven a step, and others one.
 _TIMES_OVER: Final = 8.0
 _READ_PER_STEP: Final = 64  # tokens of its prompt at least, beside all that is written
-_STEPPED_AFTER_S: Final = 1.0  # a step that ends so soon may have begun without it
 _ONLY_ENGINE: Final = GENERATES - {Endpoint.RESPONSES}
 
 
@@ -113,8 +110,6 @@ class Silence(msgspec.Struct, gc=False):
             return False
         if now - self.sent_at < stall_s or not pulse.sees_steps:
             return False
-        if now - pulse.held_any_at >= stall_s:
-            return pulse.stepped_at > self.sent_at + _STEPPED_AFTER_S
         written = pulse.each_wrote_tokens - self.wrote_before
         return written >= _TIMES_OVER * self.most_steps
 
