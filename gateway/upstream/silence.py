@@ -62,13 +62,13 @@ class Silence(msgspec.Struct, gc=False):
     since: float
     works: Callable[[float, float], bool] = _never
     need: Need | None = None  # of the request; None: it is none of a client's
+    pulse: Pulse | None = None  # of its backend; None: nothing tells that it was forgotten
+    most_tokens: int | None = None  # of its reply; None: not bounded
+    sent_at: float = math.inf
+    wrote_before: float = 0.0  # `Pulse.each_wrote_tokens` when it was sent
     was_broken: bool = False
     heard_at: float = -math.inf  # the last byte, to half a second
     open_at: float = math.inf  # since then we listen and hear nothing; inf before the first byte
-    pulse: Pulse | None = None  # of its backend; None: it may take as long as it likes
-    most_steps: float = math.inf  # of its engine, until it has a byte
-    sent_at: float = math.inf
-    wrote_before: float = 0.0  # `Pulse.each_wrote_tokens` when it was sent
 
     @property
     def limit_s(self) -> float:
@@ -105,13 +105,14 @@ class Silence(msgspec.Struct, gc=False):
 
     def is_forgotten(self, now: float) -> bool:
         """Whether its engine has surely no such request any more."""
-        pulse, stall_s = self.pulse, self.patience.stall_s
-        if pulse is None or self.was_broken or self.since == math.inf:
+        pulse, need = self.pulse, self.need
+        if pulse is None or need is None or self.was_broken or self.since == math.inf:
             return False
-        if now - self.sent_at < stall_s or not pulse.sees_steps:
+        if now - self.sent_at < self.patience.stall_s or not pulse.sees_steps:
             return False
-        written = pulse.each_wrote_tokens - self.wrote_before
-        return written >= _TIMES_OVER * self.most_steps
+        tokens = 1 if need.streams else self.most_tokens or math.inf
+        steps = tokens + need.prompt_tokens / _READ_PER_STEP
+        return pulse.each_wrote_tokens - self.wrote_before >= _TIMES_OVER * steps
 
     def error(self, now: float) -> BackendTimeout:
         """Return the error for a silence that is too long (504)."""
@@ -127,14 +128,12 @@ class Silence(msgspec.Struct, gc=False):
 
 def silence_of(patience: Patience, now: float, backend: Backend, ask: Ask) -> Silence:
     """Return the silence of a client's request that is sent to a backend now."""
-    call, demand, pulse = ask.call, ask.demand, backend.pulse
-    silence = Silence(patience, now, backend.works, ask.need)
+    call = ask.call
     if call.endpoint in _ONLY_ENGINE and (call.text_bytes is not None or call.prompt_token_ids):
-        most = 1 if call.stream else demand.max_new_tokens or ask.route.window_tokens or math.inf
-        prompt = max(demand.prompt_tokens, ask.need.prompt_tokens)  # the need has all prompts
-        silence.pulse, silence.most_steps = pulse, most + prompt / _READ_PER_STEP
-        silence.sent_at, silence.wrote_before = now, pulse.each_wrote_tokens
-    return silence
+        most, pulse = ask.demand.max_new_tokens or ask.route.window_tokens, backend.pulse
+        wrote = pulse.each_wrote_tokens
+        return Silence(patience, now, backend.works, ask.need, pulse, most, now, wrote)
+    return Silence(patience, now, backend.works, ask.need)
 
 
 def waits_of(silences: Iterable[Silence], heard_at: float) -> Waits:
