@@ -148,10 +148,12 @@ class PoolAdapters:
             self._follow(placed)
             return
         paths, wanted = known.paths(backends), known.wanted(backends, now)
-        if self.leads:
-            for move in plan(wanted, [known.place(each, paths, now) for each in backends]):
+        places = [known.place(each, paths, now) for each in backends]
+        if self.leads and (moves := plan(wanted, places)):
+            for move in moves:
                 self._begin(move, now)
-        told = lacks(wanted, [known.place(each, paths, now) for each in backends])
+            places = [known.place(each, paths, now) for each in backends]
+        told = lacks(wanted, places)
         for each in self._table.backends(self._pool):
             gone = (name for place, name in known.gone if place == each.id)
             lacking = dict.fromkeys(gone, Exclusion.MODEL_MISSING) | told.get(each.id, {})

@@ -73,7 +73,9 @@ class Place:
     @property
     def free(self) -> bool:
         """Whether one more fits."""
-        return self.room is None or len(self.held | self.changing) < self.room
+        if self.room is None:
+            return True
+        return len(self.held | self.changing if self.changing else self.held) < self.room
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +122,14 @@ class _Plan:
         self.all_fit = fit_everywhere(wanted, places)
         self.demand = sum(each.demand for each in wanted)
         self.changing = frozenset().union(*(each.changing for each in places))
-        self.copies = {
-            name: sum(name in each.held or name in each.changing for each in places)
-            for name in self.wanted
-        }
+        self.copies = dict.fromkeys(self.wanted, 0)
+        for each in places:
+            for name in (each.held | each.changing) & self.wanted.keys():
+                self.copies[name] += 1
         self.moved: dict[str, Move] = {}
+        # The adapter with the least demand there, and that demand, by place and whether it may be in use. It is
+        # asked for by every adapter that is not there, so it is kept until the next move.
+        self.coldest: dict[tuple[str, bool], tuple[float, str] | None] = {}
 
     def moves(self) -> list[Move]:
         for place in self.places:
@@ -201,8 +206,7 @@ class _Plan:
                 continue
             if not at_once and not self._calm(place):
                 continue
-            in_use = NOBODY if drains else place.in_use
-            goes = None if place.free else self._coldest(each, place, in_use, at_once=at_once)
+            goes = None if place.free else self._goes(each, place, at_once=at_once, drains=drains)
             if not place.free and goes is None:
                 continue
             weight = sum(self.wanted[name].weight for name in place.held if name in self.wanted)
@@ -211,6 +215,7 @@ class _Plan:
         if found:
             move = min(found, key=lambda pair: pair[0])[1]
             self.moved[move.place] = move
+            self.coldest.clear()
             self.copies[each.name] += 1
             if move.unload in self.copies:
                 self.copies[move.unload] -= 1
@@ -220,17 +225,20 @@ class _Plan:
         others = self.changing or self.moved
         return place.rested and (place.load_s == 0 or not others)
 
-    def _coldest(
-        self, each: Wanted, place: Place, in_use: frozenset[str], *, at_once: bool
-    ) -> str | None:
+    def _goes(self, each: Wanted, place: Place, *, at_once: bool, drains: bool) -> str | None:
         """Return the adapter to unload in place of another; None: none has so little demand."""
         if place.room is not None and len(place.held) > place.room:
             return None
-        loss = self._loss(place, in_use)
-        coldest = min(loss, key=lambda name: (loss[name], name), default=None)
-        if coldest is None or at_once or each.copies is not None:
+        key = place.id, drains
+        if key not in self.coldest:
+            loss = self._loss(place, NOBODY if drains else place.in_use)
+            self.coldest[key] = min(((lost, name) for name, lost in loss.items()), default=None)
+        if (found := self.coldest[key]) is None:
+            return None
+        lost, coldest = found
+        if at_once or each.copies is not None or self._gain(each) > _WORTH * lost + _NOISE:
             return coldest
-        return coldest if self._gain(each) > _WORTH * loss[coldest] + _NOISE else None
+        return None
 
     def _loss(self, place: Place, in_use: frozenset[str]) -> dict[str, float]:
         """Return the adapters that may be unloaded now to make room, with their demand per copy."""
