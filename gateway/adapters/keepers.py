@@ -38,6 +38,15 @@ class AdapterStatus:
     detail: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Sight:
+    """What holds for all adapters of a backend; it is found out once, not for each of them."""
+
+    backend: Backend
+    loaded: AbstractSet[str]  # by gateways
+    why_not: Mapping[str, str]  # for people: why it does not load those that it lacks
+
+
 class OrderRefused(Exception):
     """An order that is refused. The message is for people, `code` for programs."""
 
@@ -227,19 +236,26 @@ class Adapters:
 
     def statuses(self) -> list[AdapterStatus]:
         """Return every adapter on every backend, and why it is not on others."""
-        found = []
+        found, now = [], self._clock.now()
         for pool, keeper in self.pools.items():
-            backends = self._table.backends(pool)
-            paths = keeper.known.paths(backends)
+            backends, known = self._table.backends(pool), keeper.known
+            paths, listed = known.paths(backends), known.listed_paths.keys()
             names = dict.fromkeys((*paths, *(name for each in backends for name in each.adapters)))
+            sights = [
+                _Sight(each, known.memory.loaded(each.id), known.why_not(each, paths, now))
+                for each in backends
+            ]
             found += [
-                self._status(keeper, each, name, paths) for name in names for each in backends
+                self._status(keeper, each, name, paths.get(name), in_settings=name in listed)
+                for name in names
+                for each in sights
             ]
         return found
 
     def _status(
-        self, keeper: PoolAdapters, backend: Backend, name: str, paths: Mapping[str, str]
-    ) -> AdapterStatus:
+        self, keeper: PoolAdapters, sight: _Sight, name: str, wanted: str | None, *, in_settings: bool
+    ) -> AdapterStatus:  # fmt: skip
+        backend = sight.backend
         now, model = self._clock.now(), backend.models.get(name)
         change, order = keeper.changes.get(backend.id), self.memory.orders(backend.id).get(name)
         loaded_by = None
@@ -249,23 +265,23 @@ class Adapters:
             detail = f"for {now - change.began_at:.1f} s{usual}"
         elif model is not None:
             state = "loaded"
-            loaded_by = "gateway" if name in keeper.known.memory.loaded(backend.id) else "other"
-            stale = name in paths and model.root not in (None, paths[name])
-            detail = f"wanted from {paths[name]}" if stale else ""
+            loaded_by = "gateway" if name in sight.loaded else "other"
+            stale = wanted is not None and model.root not in (None, wanted)
+            detail = f"wanted from {wanted}" if stale else ""
         else:
             state, detail = "not_loaded", "not asked for there"
             if backend.phase not in SERVING:
                 detail = f"the backend is {backend.phase.value}"
             elif order is not None and not order.keep:
                 detail = unloaded_by_operator(order)
-            elif name not in paths:
+            elif wanted is None:
                 detail = "the gateway has no path for it"
-            elif why := keeper.known.why_not(backend, name, paths, now):
+            elif why := sight.why_not[name]:
                 detail = why
-        wanted_by, ordered = "settings" if name in keeper.known.listed_paths else None, None
+        wanted_by, ordered = "settings" if in_settings else None, None
         if order is not None:
             wanted_by, ordered = ("operator", "load") if order.keep else (None, "unload")
-        path = model.root if model is not None else paths.get(name)
+        path = model.root if model is not None else wanted
         in_flight = backend.adapter_requests.get(name, 0)
         return AdapterStatus(
             name, backend.id, state, path, loaded_by, wanted_by, ordered, in_flight, detail

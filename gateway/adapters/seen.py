@@ -148,24 +148,19 @@ class Known:
         found = (b for b in self.settings.backends if b.name == backend.name)
         return next((adapter_limits(config) for config in found), AdapterLimits())
 
-    def why_not(self, backend: Backend, name: str, paths: Mapping[str, str], now: float) -> str:
-        """Return, for people, why a backend that lacks an adapter does not load it now; empty: it may."""
-        barred = self._barred(backend, paths, now)
-        if name in barred:
-            return barred[name]
-        limits = self.limits(backend)
+    def why_not(self, backend: Backend, paths: Mapping[str, str], now: float) -> dict[str, str]:
+        """Return, for people, why a backend does not load the adapters now that it lacks; empty: it may."""
+        limits, why = self.limits(backend), ""
         if limits.most is not None and len(backend.adapters) >= limits.most:
-            return (
+            why = (
                 f"it keeps {limits.most} adapters, and has as many"
                 if limits.most
                 else limits.why_none
             )
-        if self._closed(backend, now):
+        elif self._closed(backend, now):
             version = backend.version or "which tells no version"
-            return (
-                f"vLLM {version} may mix adapters up: it loads none while requests for others run"
-            )
-        return ""
+            why = f"vLLM {version} may mix adapters up: it loads none while requests for others run"
+        return dict.fromkeys(paths, why) | self._barred(backend, paths, now)
 
     def _closed(self, backend: Backend, now: float) -> bool:
         """Whether a load could mix up requests that run, or may run for other gateways."""

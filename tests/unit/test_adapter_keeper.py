@@ -1,6 +1,7 @@
 """The owner of a pool's adapters: what it begins, and when."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -408,3 +409,22 @@ async def only_one_leads(folder):
 
 def test_a_worker_that_may_not_lead_never_does(tmp_path):
     only_one_leads(tmp_path)
+
+
+@held
+async def told_of_many(folder):
+    listed = [{"name": f"a{each}", "path": f"/a{each}"} for each in range(1200)]
+    backends = [{"url": f"http://127.0.0.1:{8001 + each}"} for each in range(8)]
+    pools = {"m": {"backends": backends, "adapters": listed}}
+    house = House(**pools)
+    adapters = Adapters(house.table, house.loop, Events(), Memory(folder), lambda pool: frozenset())
+    adapters.apply(Config.model_validate({"pools": pools}).pools)
+    for each in house.table.ids():
+        house.table.observe(each, ModelsSeen(house.loop.time(), (BASE,), None, "0.32.0"))
+    before = time.process_time()
+    assert len(adapters.statuses()) == 8 * 1200
+    assert time.process_time() - before < 1.0
+
+
+def test_who_asks_about_a_thousand_adapters_holds_up_no_request(tmp_path):
+    told_of_many(tmp_path)  # 50 ms; the reasons of all for each of them take 4 s
