@@ -86,7 +86,7 @@ class Adapters:
             del self.pools[name]
         for name, settings in pools.items():
             if name in self.pools:
-                self.pools[name].known.settings = settings
+                self.pools[name].known.apply(settings)
             else:
                 self.pools[name] = PoolAdapters(name, settings, self._tools)
         self._changed = True

@@ -50,6 +50,13 @@ class Known:
     sizes: Mapping[str, Size] = field(default_factory=dict)  # by path
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
 
+    def apply(self, settings: PoolConfig) -> None:
+        """Take other settings. What failed from a path that is another now may be tried at once."""
+        before, self.settings = self.listed_paths, settings
+        paths = self.listed_paths
+        for key in [key for key in self.failures if before.get(key[1]) != paths.get(key[1])]:
+            del self.failures[key]
+
     def orders(self, backend_id: str) -> Mapping[str, Order]:
         """Return the operators' orders for a backend, whichever gateway they were given to."""
         return self.elsewhere.orders(backend_id, self.memory.orders(backend_id))

@@ -428,3 +428,30 @@ async def told_of_many(folder):
 
 def test_who_asks_about_a_thousand_adapters_holds_up_no_request(tmp_path):
     told_of_many(tmp_path)  # 50 ms; the reasons of all for each of them take 4 s
+
+
+@held
+async def tries_the_new_path(folder):
+    site = Site(folder)
+    site.broken |= {"a", "b"}
+    adapters = Adapters(
+        *(site.table, site.loop, Events(), Memory(folder), lambda pool: frozenset()),
+        connect=lambda backend: Server(site.names, site.broken),
+    )
+    adapters.apply(site.settings)
+    running = site.loop.create_task(adapters.run())
+    while adapters.pools["m"].done[Done.FAILED] < 12:
+        await passes(LOAD_S)
+    site.broken.clear()
+    right = [{"name": "a", "path": "/right"}, {"name": "b", "path": "/b"}]
+    pool = {"backends": [{"url": "http://127.0.0.1:8001", "max_cpu_loras": 1}], "adapters": right}
+    adapters.apply(Config.model_validate({"pools": {"m": pool}}).pools)
+    adapters.want(Route("a", "m", "a", adapter="a"))
+    await passes(2 * LOAD_S)
+    assert site.names == {"a": "/right"}
+    running.cancel()
+    await asyncio.wait([running])
+
+
+def test_a_path_that_was_put_right_is_tried_at_once_however_often_the_wrong_one_failed(tmp_path):
+    tries_the_new_path(tmp_path)
