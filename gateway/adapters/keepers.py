@@ -88,7 +88,8 @@ class Adapters:
             if name in self.pools:
                 self.pools[name].known.apply(settings)
             else:
-                self.pools[name] = PoolAdapters(name, settings, self._tools)
+                keeper = self.pools[name] = PoolAdapters(name, settings, self._tools)
+                keeper.leads = self.together is None  # else it is told soon who does
         self._changed = True
 
     def changes(self) -> dict[tuple[str, ...], int]:

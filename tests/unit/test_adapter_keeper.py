@@ -455,3 +455,36 @@ async def tries_the_new_path(folder):
 
 def test_a_path_that_was_put_right_is_tried_at_once_however_often_the_wrong_one_failed(tmp_path):
     tries_the_new_path(tmp_path)
+
+
+class Late(Store):
+    """One that does not answer for ten seconds."""
+
+    async def beat(self, *args):
+        await asyncio.sleep(10.0)
+        return await super().beat(*args)
+
+
+@held
+async def waits_to_know_who_leads(folder, comes_with_a_reload):
+    """Ask a worker that may not lead for an adapter, before it has heard who does."""
+    site = Site(folder)
+    adapters = Adapters(
+        *(site.table, site.loop, Events(), Memory(None), lambda pool: frozenset()),
+        connect=lambda backend: Server(site.names),
+    )
+    adapters.together = Together(Late(site.loop), site.loop, "worker 2", may_lead=False)
+    adapters.apply({} if comes_with_a_reload else site.settings)
+    running = site.loop.create_task(adapters.run())
+    await passes(15.0 if comes_with_a_reload else 1.0)
+    adapters.apply(site.settings)
+    adapters.want(Route("a", "m", "a", adapter="a"))
+    await passes(2 * LOAD_S)
+    assert not site.names
+    running.cancel()
+    await asyncio.wait([running])
+
+
+def test_nothing_is_loaded_before_it_is_known_who_leads(tmp_path):
+    waits_to_know_who_leads(tmp_path, False)
+    waits_to_know_who_leads(tmp_path, True)
