@@ -38,9 +38,7 @@ log = logging.getLogger("gateway.adapters")
 
 _UNUSED_S: Final = 600.0  # for the requests of an adapter to end before it is unloaded
 _LOOK_S: Final = 0.02  # between two checks whether they have
-_GONE_S: Final = (
-    5.0  # after an unload, a model list that was read before may still name the adapter
-)
+_GONE_S: Final = 5.0  # a model list that was read before an unload may still name the adapter
 _RETRY_S: Final = 5.0
 _RETRY_MOST_S: Final = 600.0
 _FRESH_S: Final = 1.0  # a loaded adapter stays at least so long, so that its requests find it
@@ -195,7 +193,10 @@ class PoolAdapters:
             if lacking and each.id not in self._seeing:
                 self._seeing.add(each.id)
                 self._tools.start(self._see_again(each), f"adapters {each.id}")
-            self._table.withhold(each, lacking | told.exclusions)
+            lacking |= told.exclusions
+            if (change := self.changes.get(each.id)) is not None:  # begun while this one led
+                lacking |= self._during(each, change, self._clock.now())
+            self._table.withhold(each, lacking)
 
     async def _see_again(self, backend: Backend) -> None:
         try:

@@ -56,9 +56,9 @@ class Server:
 class Site:
     """A pool of one server that keeps one adapter of two, and its keeper."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, keeps=1):
         adapters = [{"name": name, "path": f"/{name}"} for name in "ab"]
-        backend = {"url": "http://127.0.0.1:8001", "max_cpu_loras": 1}
+        backend = {"url": "http://127.0.0.1:8001", "max_cpu_loras": keeps}
         pools = {"m": {"backends": [backend], "adapters": adapters}}
         self.house, self.names, self.tasks, self.broken = House(**pools), {}, [], set()
         self.stuck = set()  # what the server does not unload
@@ -488,3 +488,27 @@ async def waits_to_know_who_leads(folder, comes_with_a_reload):
 def test_nothing_is_loaded_before_it_is_known_who_leads(tmp_path):
     waits_to_know_who_leads(tmp_path, False)
     waits_to_know_who_leads(tmp_path, True)
+
+
+@held
+async def leads_no_more(folder):
+    site = Site(folder, keeps=2)
+    site.table.observe("m/b1", ModelsSeen(site.loop.time(), (BASE,), None, "0.24.0"))
+    await site.turns(4, ["a"])
+    (backend,) = site.table.backends("m")
+    assert [*site.names] == ["a"]
+    await passes(8 * LOAD_S)
+    site.keeper.want("b")
+    await passes(LOAD_S / 2)
+    site.keeper.leads = False
+    site.keeper.hear(Elsewhere([PoolTold(placed={"m/b1": Placed(frozenset("a"))})]))
+    assert backend.lacking["a"] is Exclusion.ADAPTER_LOADING, "it would get another one's weights"
+    await passes(LOAD_S)
+    assert [*site.names] == ["a", "b"]
+    assert "a" not in backend.lacking
+
+
+def test_who_leads_no_more_sends_none_to_a_version_that_mixes_them_up_while_its_own_load_lasts(
+    tmp_path,
+):
+    leads_no_more(tmp_path)
