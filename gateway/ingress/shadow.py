@@ -2,7 +2,8 @@
 
 Copies are few: of a share of the conversations, of small bodies only, and at most `max_in_flight` at a time.
 Clients come first. A copy takes a place only on a backend of which more than half is free, while nobody waits
-in either pool. It never waits and is sent once. It is cancelled as soon as somebody waits for its pool.
+in either pool. It never waits and is sent once. It is cancelled as soon as somebody waits for its pool, or its
+backend is drained.
 A copy is in no access line, no token count and no limit of a key. Its failures do not count against a backend.
 """
 
@@ -24,7 +25,7 @@ from gateway.core.aio import Clock
 from gateway.core.endpoints import GENERATES, READS
 from gateway.core.errors import GatewayError, RequestError, UpstreamError
 from gateway.core.traffic import Shadow
-from gateway.core.types import Ask, Call, Caller, Demand, Route, Slot
+from gateway.core.types import Ask, Call, Caller, Demand, Phase, Route, Slot
 from gateway.ingress.downstream import Downstream
 from gateway.ingress.settings import Settings
 from gateway.pools.table import Backend, PoolTable
@@ -58,6 +59,7 @@ class _Copy:
 
     pool: str  # that was asked
     to: str
+    backend: Backend
     slot: Slot
     outcome: str = "dropped"
     first_s: float | None = None
@@ -96,9 +98,9 @@ class Shadows:
             log.exception("a copy of a request failed", extra={"event": "shadow_failed"})
 
     def tick(self) -> None:
-        """Cancel copies to pools for which somebody waits."""
+        """Cancel copies to pools for which somebody waits, and on backends that are drained."""
         for task, copy in self._under_way.items():
-            if self._gate.queued(copy.to):
+            if self._gate.queued(copy.to) or copy.backend.phase is Phase.DRAINING:
                 task.cancel()
 
     def close(self) -> None:
@@ -134,8 +136,8 @@ class Shadows:
         out = _outgoing(down, call, backend, settings.salt(ask) if apart else None)
         silence = Silence(patience, now, backend.works)
         slot = self._table.take(backend.id, now, need, NOBODY.tenant)
-        copy = _Copy(ask.route.pool, to, slot)
-        sending = self._send(copy, backend, out, silence, settings.config.timeouts.total)
+        copy = _Copy(ask.route.pool, to, backend, slot)
+        sending = self._send(copy, out, silence, settings.config.timeouts.total)
         task = aio.start(sending, name=f"shadow {backend.id}")
         self._under_way[task] = copy
         task.add_done_callback(self._ended)
@@ -150,13 +152,11 @@ class Shadows:
             log.error("a copy failed by a bug", exc_info=error, extra={"event": "shadow_failed"})
         self._count(copy.pool, copy.to, copy.outcome, copy.first_s)
 
-    async def _send(
-        self, copy: _Copy, backend: Backend, out: Outgoing, silence: Silence, within_s: float
-    ) -> None:
+    async def _send(self, copy: _Copy, out: Outgoing, silence: Silence, within_s: float) -> None:
         """Send a copy and read its reply to the end; cancelled, it closes its connection."""
         try:
             async with asyncio.timeout(within_s):
-                reply = await self._client.connections(backend).send(out, silence, fresh=False)
+                reply = await self._client.connections(copy.backend).send(out, silence, fresh=False)
                 copy.first_s = self._clock.now() - copy.slot.taken_at
                 if reply.body is None:
                     await _Discarded(reply, silence).read()

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from gateway.core.types import Ask, Demand, Need
+from gateway.pools.health import Order
 from gateway.sim.server import SimConfig
 from gateway.wire.calls import ENDPOINTS, parse_call
 from tests.stories.support import FAST, gateway, story
@@ -133,6 +134,17 @@ async def test_copies_leave_half_of_the_places_to_others_and_are_given_up_when_s
             await world.until(lambda: under_way(world) == 4 and len(shadows) == 0)
             enough.set()
         assert await counted(world, "dropped") == 8
+
+
+@story
+async def test_a_drained_backend_does_not_wait_for_copies():
+    slow = SimConfig(model="next", reply_tokens=4000, max_model_len=100_000)
+    async with gateway(FAST, slow, pools=pools()) as world:
+        assert (await world.chat("hello", stream=True)).status_code == 200
+        await world.until(lambda: copies(world) and under_way(world) == 1)
+        world.process.table.order("next/b1", Order.DRAIN)
+        await world.until(lambda: under_way(world) == 0)
+        assert await counted(world, "dropped") == 1
 
 
 @story
