@@ -44,6 +44,7 @@ class _Sight:
 
     backend: Backend
     loaded: AbstractSet[str]  # by gateways
+    orders: Mapping[str, Order]
     why_not: Mapping[str, str]  # for people: why it does not load those that it lacks
 
 
@@ -165,12 +166,16 @@ class Adapters:
         if backend is None:
             raise KeyError(backend_id)
         keeper = self.pools[backend.pool]
-        settings = keeper.known.settings
-        before = self.memory.orders(backend_id).get(name)
+        before = keeper.known.orders(backend_id).get(name)
         if order is not None and order.keep:
-            self._check(backend, name, order, settings)
+            self._check(backend, name, order, keeper.known.settings)
         if order is None and before is None:
             return f"No order holds for {name} on {backend_id}; nothing changes."
+        if order is None and before is not self.memory.orders(backend_id).get(name):
+            return (
+                f"Another gateway was given the order that holds for {name} on {backend_id}; nothing changes."
+                " End it there, or give another one here."
+            )
         if dry_run:
             return self._follows(backend, name, order)
         self.memory.order(backend_id, name, order)
@@ -190,7 +195,11 @@ class Adapters:
     def _follows(self, backend: Backend, name: str, order: Order | None) -> str:
         """Return what follows from an order, for people."""
         keeper, held = self.pools[backend.pool], name in backend.adapters
-        if order is None:
+        earlier = keeper.known.elsewhere.orders(backend.id, {}).get(name)
+        if order is None and earlier is not None:
+            verb = "load" if earlier.keep else "unload"
+            said = f"An earlier order to {verb} {name} on {backend.id}, given to another gateway, holds again."
+        elif order is None:
             said = f"No order holds for {name} on {backend.id} any more: the settings decide."
             if not held and name not in keeper.known.paths(self._table.backends(backend.pool)):
                 said += " They have no path for it, so it stays unloaded."
@@ -243,7 +252,10 @@ class Adapters:
             paths, listed = known.paths(backends), known.listed_paths.keys()
             names = dict.fromkeys((*paths, *(name for each in backends for name in each.adapters)))
             sights = [
-                _Sight(each, known.memory.loaded(each.id), known.why_not(each, paths, now))
+                _Sight(
+                    *(each, known.memory.loaded(each.id), known.orders(each.id)),
+                    known.why_not(each, paths, now),
+                )
                 for each in backends
             ]
             found += [
@@ -258,7 +270,7 @@ class Adapters:
     ) -> AdapterStatus:  # fmt: skip
         backend = sight.backend
         now, model = self._clock.now(), backend.models.get(name)
-        change, order = keeper.changes.get(backend.id), self.memory.orders(backend.id).get(name)
+        change, order = keeper.changes.get(backend.id), sight.orders.get(name)
         loaded_by = None
         if change is not None and name in (change.move.load, change.move.unload):
             state = "loading" if change.move.load == name else "unloading"

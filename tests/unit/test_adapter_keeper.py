@@ -512,3 +512,24 @@ def test_who_leads_no_more_sends_none_to_a_version_that_mixes_them_up_while_its_
     tmp_path,
 ):
     leads_no_more(tmp_path)
+
+
+@held
+async def is_told_of_anothers_order(folder):
+    site = Site(folder)
+    adapters = Adapters(site.table, site.loop, Events(), Memory(folder), lambda pool: frozenset())
+    adapters.apply(site.settings)
+    told = PoolTold(orders={"m/b1": {"a": Order(keep=False, at=5.0)}})
+    adapters.pools["m"].leads = False
+    adapters.pools["m"].hear(Elsewhere([told]))
+    (row,) = [each for each in adapters.statuses() if each.adapter == "a"]
+    assert row.order == "unload"
+    assert "Another gateway was given the order" in adapters.order("m/b1", "a", None)
+    assert "m/b1 loads a" in adapters.order("m/b1", "a", Order(keep=True, at=9.0))  # the later one
+    assert "unload a on m/b1, given to another gateway" in adapters.order("m/b1", "a", None)
+    adapters.order("m/b1", "b", Order(keep=True))
+    assert "No order holds for b on m/b1 any more" in adapters.order("m/b1", "b", None)
+
+
+def test_an_order_that_another_gateway_was_given_is_told_of_here(tmp_path):
+    is_told_of_anothers_order(tmp_path)
