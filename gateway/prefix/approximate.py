@@ -104,9 +104,9 @@ class ApproximateIndex:
     def sent(self, prefix: Prefix) -> SentPrompt:
         """Note that a prompt was sent there: it counts as cached from now on."""
         keys, young, old = prefix.keys, self.young, self.old
-        place = new = 0
-        if keys and keys[0] not in young:
-            place = new = _place(keys, young)
+        # Shorter ones than one that is held may have been taken back (`unsent`): so all are looked for.
+        place = new = _place(keys, young) if keys else 0
+        if place:
             if keys[-1] in old:
                 new = min(new, bisect_left(keys, True, key=old.__contains__))
             young.update(keys)
@@ -129,14 +129,13 @@ class ApproximateIndex:
 
     def unsent(self, sent: SentPrompt) -> None:
         """Undo `sent`: the request ended before its first token."""
-        if sent.new_keys:
-            new = sent.prefix.keys[: sent.new_keys]
-            self.young.difference_update(new)
-            self.old.difference_update(new)
-            tokens = _new_tokens(sent.prefix, sent.new_keys)
-            self._young_tokens = max(0, self._young_tokens - tokens)
-            if self.news is not None:
-                self.news.unsent(new, tokens)
+        new = sent.prefix.keys[: sent.new_keys]
+        self.young.difference_update(new)
+        self.old.difference_update(new)
+        tokens = _new_tokens(sent.prefix, sent.new_keys)
+        self._young_tokens = max(0, self._young_tokens - tokens)
+        if self.news is not None:
+            self.news.unsent(new, tokens)
 
     def read(self, sent: SentPrompt) -> None:
         """Note the first token: the engine has counted by now what it found cached."""

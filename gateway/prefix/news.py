@@ -51,6 +51,8 @@ class News:
     def unsent(self, keys: Sequence[int], tokens: int) -> None:
         """Note that a prompt was taken back."""
         self.tokens -= tokens
+        if not keys:
+            return
         gone = {*keys}
         self.keys = [each for each in self.keys if each not in gone]
         if len(self.gone) + len(keys) <= MOST_NEWS:

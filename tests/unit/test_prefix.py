@@ -289,6 +289,29 @@ def test_nobody_drives_out_what_others_sent_with_requests_that_are_never_read():
     assert held.tokens(prompt(1, 2, 3, 4)) == 1000
 
 
+def test_nor_with_such_that_begin_as_one_that_was():
+    held = ApproximateIndex()
+    held.capacity_tokens = 10_000
+    held.sent(prompt(1, 2, 3, 4))
+    held.sent(prompt(5, 6))
+    for _ in range(100):
+        held.unsent(held.sent(prompt(5, 6, output=5000)))
+    assert held.tokens(prompt(1, 2, 3, 4)) == 1000
+
+
+@pytest.mark.parametrize("before", [[], [1], [1, 2]])
+def test_what_goes_on_from_a_prompt_that_was_never_read_is_held_again_once_it_is_sent_again(before):
+    held = ApproximateIndex()
+    if before:
+        held.sent(prompt(*before))
+    lost = held.sent(prompt(1, 2, 3, 4, 5))
+    held.sent(prompt(1, 2, 3, 4, 6))
+    held.unsent(lost)
+    held.sent(prompt(1, 2, 3, 4, 6))
+    assert held.tokens(prompt(1, 2, 3, 4, 6)) == 1000
+    assert held.tokens(prompt(1, 2, 3, 4, 7)) == 800
+
+
 def test_what_was_used_least_lately_is_gone_after_two_caches():
     held = ApproximateIndex()
     held.capacity_tokens = 10_000
