@@ -74,6 +74,7 @@ class SentPrompt(msgspec.Struct, gc=False):
     by: object = None  # the index that counts these
     counted: bool = False  # it was compared, or will be, with what the engine finds
     session_tokens: int = 0  # of the prompt, that its session sent there before
+    session_before: int = 0  # all that its session had sent there last
 
     @property
     def surely_read_tokens(self) -> int:

@@ -51,6 +51,7 @@ class Sessions:
         tokens = prefix.prompt_tokens + prefix.output_tokens
         last = self.last.pop(session.key, None)
         if last is not None and session.at - last.at <= LIFETIME_S:
+            sent.session_before = last.tokens
             sent.session_tokens = min(last.tokens, prefix.prompt_tokens)
             last.tokens, last.at = tokens, session.at
             self.last[session.key] = last
@@ -60,11 +61,11 @@ class Sessions:
         self.last[session.key] = _Last(tokens, session.at)
 
     def unsent(self, sent: SentPrompt) -> None:
-        """Undo `sent`: the request ended before its first token."""
+        """Undo `sent`: the request ended before its first token. What came later stays."""
         session = sent.prefix.session
         last = None if session is None else self.last.get(session.key)
-        if session is not None and last is not None:
-            last.tokens = sent.session_tokens
+        if session is not None and last is not None and last.at == session.at:
+            last.tokens = sent.session_before
             if not last.tokens:
                 del self.last[session.key]
 

@@ -157,6 +157,21 @@ def test_what_was_never_read_is_taken_back():
     assert tokens(sessions, prefix(tokens=9000)) == 400
 
 
+def test_a_short_prompt_that_is_taken_back_leaves_a_long_one_known():
+    sessions = Sessions()
+    send(sessions, prefix(tokens=8000, output=0))
+    sessions.unsent(send(sessions, prefix(tokens=100)))
+    assert tokens(sessions, prefix(tokens=9000)) == 8000
+
+
+def test_one_that_is_taken_back_takes_none_that_came_later_with_it():
+    sessions = Sessions()
+    first = send(sessions, prefix(at=1.0))
+    send(sessions, prefix(at=2.0))
+    sessions.unsent(first)
+    assert tokens(sessions, prefix(at=3.0)) == 1000
+
+
 def test_replies_correct_it_both_ways():
     sessions = Sessions()
     send(sessions, prefix())
