@@ -21,6 +21,9 @@ from gateway.core.types import SERVING, Route
 from gateway.pools.table import Backend, PoolTable
 
 _EVERY_S: Final = 0.5
+_MEASURED_S: Final = (
+    2.0  # for the sizes of adapters; a file server that hangs must not hold up the rest
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,7 @@ class Adapters:
         self._group: asyncio.TaskGroup | None = None
         self._awaited = awaited
         self._changed = True
+        self._measuring: asyncio.Task[None] | None = None
         events.on_event.append(self._heard)
 
     def apply(self, pools: Mapping[str, PoolConfig]) -> None:
@@ -125,13 +129,25 @@ class Adapters:
                 self._group = None  # what is wanted in a pause waits for its end
 
     async def _turn(self) -> None:
-        if self._changed:
-            self._changed = False
-            found = await asyncio.to_thread(sizes, self._paths())
-            for keeper in self.pools.values():
-                keeper.known.sizes = found
+        under_way = self._measuring is not None and not self._measuring.done()
+        if self._changed and not under_way and self._group is not None:
+            self._changed, name = False, "sizes of adapters"
+            self._measuring = self._group.create_task(
+                guarded(self._measure(), name=name), name=name
+            )
+            await asyncio.wait({self._measuring}, timeout=_MEASURED_S)
         for name, keeper in self.pools.items():
             keeper.turn(self._awaited(name))
+
+    async def _measure(self) -> None:
+        """Read how large adapters are. Cancel: the thread goes on, for nobody."""
+        try:
+            found = await asyncio.to_thread(sizes, self._paths())
+        except asyncio.CancelledError:
+            self._changed = True
+            raise
+        for keeper in self.pools.values():
+            keeper.known.sizes = found
 
     def _paths(self) -> list[str]:
         return [

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sys
 from asyncio.subprocess import PIPE, STDOUT
 from dataclasses import replace
@@ -69,6 +70,23 @@ async def test_a_request_for_an_adapter_that_nobody_has_waits_for_its_load_and_n
             for each in world.sims[0].received("/v1/chat/completions")
         ]
         assert asked == ["b"]
+
+
+def test_adapters_on_a_file_server_that_hangs_are_placed_all_the_same(tmp_path):
+    told = tmp_path / "adapter_config.json"
+    os.mkfifo(told)  # who reads it waits
+
+    @story
+    async def placed():
+        try:
+            async with gateway(SIM, pools=pool([lora("sql", str(tmp_path))])) as world:
+                await world.until(lambda: held(world) == {"sql": str(tmp_path)}, 10)
+                await reload(world.process)
+                assert (await world.chat(model="sql", max_tokens=1)).status_code == 200
+        finally:
+            told.write_text("{}")  # whoever waits has it
+
+    placed()
 
 
 @story
