@@ -156,6 +156,7 @@ class Rollouts:
                     known = self._begun(name, pool.canary)
                 self._running[name] = known
             self._carry_out(name)
+        self._forget_others()
 
     def settled(self, records: Sequence[RequestRecord]) -> None:
         """Count requests that ended. What a client caused itself (it left, its request was bad) does not count."""
@@ -254,9 +255,21 @@ class Rollouts:
         rollout.carried_out = rollout.config.automatic
         if rollout.carried_out:
             self._saved[name] = _trial(rollout.config), found
-            if self._saves:
-                write_state(self._file, self._saved, "what was found of a revision")
+            self._save()
             self._carry_out(name)
+
+    def _forget_others(self) -> None:
+        """Forget verdicts on trials that the settings have no more: when they come again, so does the trial."""
+        in_force = {name: _trial(rollout.config) for name, rollout in self._running.items()}
+        ended = [name for name, (trial, _) in self._saved.items() if in_force.get(name) != trial]
+        for name in ended:
+            del self._saved[name]
+        if ended:
+            self._save()
+
+    def _save(self) -> None:
+        if self._saves:
+            write_state(self._file, self._saved, "what was found of a revision")
 
     def _begun(self, name: str, config: CanaryConfig) -> Rollout:
         """Return a new canary, with the verdict that an earlier gateway carried out, if any."""

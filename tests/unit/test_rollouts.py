@@ -126,6 +126,20 @@ def test_a_slow_revision_is_rolled_back_and_a_reload_changes_nothing(tmp_path):
     assert (site.trial.finding, site.reserve()) == (Finding.OPEN, set())
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_canary_that_was_removed_from_the_settings_begins_anew_when_it_is_set_up_again(
+    tmp_path, restarts
+):
+    site = Site(tmp_path, weight=0.5, automatic=True)
+    serve(site, 700, first_s=0.4)
+    assert site.reserve() == {NEW}
+    site.reload()  # another build is put there under the same name
+    site = Site(tmp_path) if restarts else site
+    site.reload(weight=0.5, automatic=True)
+    assert (site.trial.finding, site.reserve()) == (Finding.OPEN, set())
+    assert Site(tmp_path, weight=0.5, automatic=True).trial.finding is Finding.OPEN
+
+
 def test_one_client_that_sends_what_is_wrong_again_and_again_rolls_nothing_back(tmp_path):
     """All that one conversation sends goes to one side."""
     site = Site(tmp_path, weight=0.5, automatic=True)
