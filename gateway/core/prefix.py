@@ -6,6 +6,7 @@ from where the two differ.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -75,6 +76,7 @@ class SentPrompt(msgspec.Struct, gc=False):
     counted: bool = False  # it was compared, or will be, with what the engine finds
     session_tokens: int = 0  # of the prompt, that its session sent there before
     session_before: int = 0  # all that its session had sent there last
+    expected: Sequence[bytes] = ()  # blocks that its index did not expect or know before
 
     @property
     def surely_read_tokens(self) -> int:

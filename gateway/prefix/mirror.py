@@ -103,12 +103,15 @@ class Mirror:
 
     # --- blocks that it will have soon ---
 
-    def expect(self, digests: Iterable[bytes]) -> None:
-        """Count blocks that were sent to the engine as cached, before its events confirm them."""
-        self._expected.update(dict.fromkeys(each for each in digests if each not in self._holders))
+    def expect(self, digests: Iterable[bytes]) -> list[bytes]:
+        """Count blocks that were sent to the engine as cached, before its events confirm them; return the new ones."""
+        holders, expected = self._holders, self._expected
+        new = [each for each in digests if each not in holders and each not in expected]
+        expected.update(dict.fromkeys(new))
         if len(self._expected) > _MOST_EXPECTED:
             for digest in list(islice(self._expected, len(self._expected) - _MOST_EXPECTED // 2)):
                 del self._expected[digest]
+        return new
 
     def expect_no_more(self, digests: Iterable[bytes]) -> None:
         """Undo `expect` for blocks that no event has confirmed."""

@@ -104,15 +104,14 @@ class PreciseIndex:
                 sent.most_tokens = max(sent.most_tokens, cached_tokens)
             self._salted = self._salted or blocks.salt is not None
             if mirror is not None and mirror.block_tokens is not None:
-                mirror.expect(blocks.of(mirror.block_tokens) or ())
+                sent.expected = mirror.expect(blocks.of(mirror.block_tokens) or ())
         return sent
 
     def unsent(self, sent: SentPrompt) -> None:
         """Undo `sent`: the request ended before its first token."""
         self.guess.unsent(sent)
-        blocks, mirror = sent.prefix.blocks, self._mirror
-        if blocks is not None and mirror is not None and mirror.block_tokens is not None:
-            mirror.expect_no_more(blocks.of(mirror.block_tokens) or ())
+        if self._mirror is not None:
+            self._mirror.expect_no_more(sent.expected)
 
     def ended(self, sent: SentPrompt, cached_tokens: int | None) -> None:
         """Note that a prompt was read. `cached_tokens` is what the reply reports; None: nothing."""
@@ -120,7 +119,7 @@ class PreciseIndex:
 
     def read(self, sent: SentPrompt) -> None:
         """Note the first token: the blocks of this prompt are not looked up any more."""
-        sent.prefix.blocks = None
+        sent.prefix.blocks, sent.expected = None, ()
 
     def over(self, sent: SentPrompt) -> None:
         """Change nothing: the engine keeps the prompt cached."""

@@ -99,7 +99,7 @@ def test_of_a_prompt_that_was_read_no_blocks_are_kept():
     told.read([7] * 9)
     sent = told.prefix_index.sent(prompt())
     told.prefix_index.read(sent)
-    assert sent.prefix.blocks is None
+    assert (sent.prefix.blocks, sent.expected) == (None, ())
     assert told.tokens() == ALL  # the engine will tell
 
 
@@ -143,6 +143,16 @@ def test_its_mirror_is_no_larger_than_its_cache():
     assert mirror.most_blocks == 126
     told.prefix_index.scraped(None, None)
     assert mirror.most_blocks == MOST_BLOCKS
+
+
+def test_one_of_a_burst_that_is_cancelled_leaves_expected_what_the_others_sent():
+    told = Told()
+    told.read(list(range(100, 130)))  # so it is known how large its blocks are
+    first = told.prefix_index.sent(prompt())
+    told.prefix_index.unsent(told.prefix_index.sent(prompt()))
+    assert told.tokens() == ALL
+    told.prefix_index.unsent(first)
+    assert told.tokens() == 0
 
 
 def test_what_is_expected_is_bounded():
