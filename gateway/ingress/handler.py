@@ -202,7 +202,8 @@ class Handler:
             record.pool, record.adapter = route.pool, route.adapter
             record.fallback = Fallback(asked.pool, cause)
             sent = record.attempts
-            other = Ask(route, ask.call, UNMEASURED, ask.caller, session=ask.session)
+            other = Ask(route, down.asked or ask.call, UNMEASURED, ask.caller, session=ask.session)
+            down.gathering = down.trailed = None  # of what its own pool made of it (`keep_trail`)
             record.conversation = assign(other, down.revision)
             give_back(self.limiter, record)
             try:

@@ -68,6 +68,24 @@ def test_without_a_backend_another_pool_answers_and_says_so(stream):
 
 
 @story
+async def test_the_other_pool_gets_what_was_asked_and_not_what_the_own_one_made_of_it():
+    # The own pool asks for whole replies as streams, so that another backend can go on with them (`resume`).
+    pools = two("no_backend: small", "resume_replies: 1").replace(
+        "backends: [{url: <0>, max_in_flight: 1}]", "backends: [<0>, <1>]"
+    )
+    async with gateway(BIG, BIG, SMALL, pools=pools.replace("[<1>]", "[<2>]")) as world:
+        assert (await world.chat(model="big", max_tokens=30)).status_code == 200
+        (own,) = [each for sim in world.sims[:2] for each in sim.received("/v1/chat/completions")]
+        assert json.loads(own.body)["stream"]
+        for each in ("big/b1", "big/b2"):
+            take_out(world, each)
+        reply = await world.chat(model="big", max_tokens=30)
+        assert (reply.status_code, reply.json()["model"]) == (200, "small")
+        (other,) = world.sims[2].received("/v1/chat/completions")
+        assert "stream" not in json.loads(other.body)
+
+
+@story
 async def test_an_overloaded_pool_has_another_one_answer_and_explain_and_route_tell_it():
     async with gateway(
         SimConfig(model="big", reply_tokens=4000), SMALL, pools=two("overload: [small]")
