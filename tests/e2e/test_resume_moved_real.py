@@ -1,4 +1,4 @@
-"""Streams leave a real vLLM that is drained, and whole replies outlive one that is killed."""
+"""Streams leave a real vLLM that is drained; whole replies outlive one that is killed, or that lost them."""
 
 import asyncio
 import signal
@@ -122,3 +122,28 @@ def as_told(reply):
     body = reply.json()
     (choice,) = body["choices"]
     return Told(choice["message"]["content"], body["usage"], choice["finish_reason"], done=True)
+
+
+def test_a_request_that_its_server_lost_is_answered_by_another_one(tmp_path, servers):
+    """Its metrics show what all others get there meanwhile."""
+
+    def ask(http, number, tokens):
+        _, body = requests()[number]
+        greedy = {"stream": False, "stream_options": None, "temperature": 0, "max_tokens": tokens}
+        return http.post(CHATS, json=body | greedy)
+
+    async def answers(gate, first):
+        async with client(gate) as http, asyncio.TaskGroup() as group:
+            first.lose_next()
+            few = [group.create_task(ask(http, number, 5)) for number in range(8)]
+            await asyncio.to_thread(wait_until, lambda: first.lost, 60, "the first lost one")
+            many = [group.create_task(ask(http, number, TOKENS)) for number in range(8)]
+        return [each.result() for each in few + many]
+
+    with behind_a_gateway(tmp_path, servers, stall="5s") as (gate, first):
+        replies = asyncio.run(answers(gate, first))
+        assert [each.status_code for each in replies] == [200] * 16
+        assert first.lost == 1
+        assert 'reason="forgotten"} 1' in gate.metrics()
+        twice = [line for line in access_lines(gate) if line["attempts"] == 2]
+        assert [(line["backend"], line["outcome"]) for line in twice] == [("b2", "ok")]

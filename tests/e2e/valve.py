@@ -35,8 +35,10 @@ class Valve:
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._held: set[socket.socket] = set()
+        self._loses = False
         self.streams_passing = 0  # so many have not come to the point yet
         self.streams_held = 0  # so many came to the point
+        self.lost = 0  # so many requests were taken and not passed on
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -52,6 +54,10 @@ class Valve:
         `holds`: then as many more as it takes until it is true of one, which is the last to pass.
         """
         self._frames, self._more_bytes, self._holds = frames, more_bytes, holds or _any_frame
+
+    def lose_next(self) -> None:
+        """Take the next chat and pass it on to nobody: nothing is ever answered."""
+        self._loses = True
 
     def cut(self) -> int:
         """Close the connections of all streams that are held, in order (FIN); return how many they were."""
@@ -85,7 +91,7 @@ class Valve:
         both = {client, server}
         with self._lock:
             self._open |= both
-        up = threading.Thread(target=_pass_on, args=[client, server], daemon=True)
+        up = threading.Thread(target=self._pass_on, args=[client, server], daemon=True)
         up.start()
         try:
             self._answer(server, client)
@@ -100,6 +106,16 @@ class Valve:
             self._held.discard(client)
         for each in both:
             each.close()
+
+    def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := client.recv(_READ_BYTES):
+                if self._loses and data.startswith(b"POST /v1/chat/"):
+                    self._loses, self.lost = False, self.lost + 1
+                else:
+                    server.sendall(data)
+        with contextlib.suppress(OSError):
+            server.shutdown(socket.SHUT_RDWR)
 
     def _count(self, *, passing: int = 0, held: int = 0) -> None:
         with self._lock:
@@ -151,14 +167,6 @@ def _end_of(said: bytes, frames: int, holds: Callable[[bytes], bool]) -> int:
 
 def _any_frame(frame: bytes) -> bool:
     return True
-
-
-def _pass_on(source: socket.socket, target: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.recv(_READ_BYTES):
-            target.sendall(data)
-    with contextlib.suppress(OSError):
-        target.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager
