@@ -224,7 +224,7 @@ class Supervised:
             ended = await self.observed.lost_process()
             now, state = self._now(), self.state
             if ended and isinstance(state, Serving) and state.incarnation == of:
-                sign = Sign(Cause.FROZEN, f"its process {ended} has ended")
+                sign = Sign(Cause.ENGINE_DEAD, f"its process {ended} has ended")
                 test_at = now + self._timing.last_words_s  # most end as a whole, and say why
                 self._to(Suspect(now, of, sign=sign, out=True, test_at=test_at, why_down="exited"))
 

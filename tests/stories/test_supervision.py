@@ -16,6 +16,7 @@ import pytest
 
 from gateway.core.events import EventKind
 from gateway.core.types import ModelsSeen, Phase, ServedModel
+from gateway.heal.decisions import Cause
 from gateway.heal.fleet import launcher_of
 from gateway.heal.observed import Timing
 from gateway.heal.states import Starting
@@ -900,6 +901,7 @@ async def test_one_whose_engine_process_ends_is_out_at_once_and_serves_on_if_it_
             os.kill(engine.pid, signal.SIGKILL)
             await world.until(lambda: world.phase() is Phase.DOWN)
             assert world.backend().health.detail == f"its process {engine} has ended"
+            assert world.unit().state.sign.cause is Cause.ENGINE_DEAD
             await world.serves()  # this one can do without it
             assert not world.told(EventKind.RESTART)
             assert world.unit().observed.seen.running
