@@ -1,4 +1,4 @@
-"""Real vLLM servers that tests share: a start takes twenty seconds, and the same flags make the same server."""
+"""Real vLLM servers that tests share: the same flags make the same server."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import pathlib
 import signal
 from collections.abc import Iterator
 
-from tests.e2e.support import VLLM_ENV, get, running, vllm_command, wait_until
+from tests.e2e.support import get, wait_until
+from tests.e2e.vllms import vllm
 from tests.ports import free_port
 
 _START_S = 480.0
 # A valve holds what its server has long said: the server is not to end the idle connection meanwhile.
-_ENV = VLLM_ENV | {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600"}
+_ENV = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600"}
 
 
 class Engine:
@@ -42,8 +43,8 @@ class Engine:
             self.signal(signal.SIGCONT)
             return
         self._stack.close()
-        command = vllm_command(self.port, *self._flags)
-        self._child = self._stack.enter_context(running(command, log=self._log, env=_ENV))
+        server = vllm(self.port, *self._flags, log=self._log, env=_ENV)
+        self._child = self._stack.enter_context(server)
 
     def wait(self) -> None:
         """Return once it serves."""

@@ -15,9 +15,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Self
 
 import pytest
@@ -72,11 +71,16 @@ def running(
     try:
         yield child
     finally:
-        for number, patience in ((signal.SIGTERM, 10), (signal.SIGKILL, 5)):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(patience)
+        end(child)
+
+
+def end(leader) -> None:
+    """End a process and all of its group."""
+    for number, patience in ((signal.SIGTERM, 10), (signal.SIGKILL, 5)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(leader.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            leader.wait(patience)
 
 
 # As on one GPU, the engine's process does the work itself. On the CPU vLLM would start a third process
@@ -91,43 +95,6 @@ VLLM_ENV = {
 }
 VLLM = pathlib.Path(os.environ.get("VLLM_GATEWAY_TEST_VLLM", CACHE / "vllm"))
 MODELS = pathlib.Path(os.environ.get("VLLM_GATEWAY_TEST_MODELS", CACHE / "models"))
-
-
-def vllm_command(port: int, *flags: str) -> list[str]:
-    """Return the command of a real vLLM on the CPU with the tiny model; a flag of yours counts."""
-    python, tiny = need(VLLM / "bin/python", "vLLM"), need(MODELS / "tiny", "the tiny model")
-    return [
-        python, "-m", "vllm.entrypoints.openai.api_server", "--model", tiny, "--served-model-name", "tiny",
-        "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048", "--enforce-eager", "--dtype", "float32",
-        *flags,
-    ]  # fmt: skip
-
-
-@contextlib.contextmanager
-def vllms(
-    folder: pathlib.Path, *flags: Sequence[str], env: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[list[int]]:
-    """Run a real vLLM with each of these flags; yield their ports. They start at the same time."""
-    ports = [free_port() for _ in flags]
-    with contextlib.ExitStack() as all_of_them:
-        started = []
-        for port, own in zip(ports, flags, strict=True):
-            log = folder / f"vllm-{port}.log"
-            command = vllm_command(port, *own)
-            started.append(
-                (
-                    port,
-                    log,
-                    all_of_them.enter_context(running(command, log=log, env=VLLM_ENV | {**env})),
-                )
-            )
-        deadline = time.monotonic() + 240 * len(ports)
-        for port, log, child in started:
-            while get(f"http://127.0.0.1:{port}/health")[0] != 200:
-                assert child.poll() is None, log.read_text(errors="replace")[-3000:]
-                assert time.monotonic() < deadline, "vLLM did not start within 240 s"
-                time.sleep(0.1)
-        yield ports
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ import urllib.parse
 
 import pytest
 
-from tests.e2e.support import MODELS, gateway, get, need, vllms, wait_until
+from tests.e2e.support import MODELS, gateway, get, need, wait_until
+from tests.e2e.vllms import vllms
 
 pytestmark = [
     pytest.mark.e2e,

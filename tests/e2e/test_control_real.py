@@ -14,7 +14,8 @@ from gateway.core.aio import SystemClock
 from gateway.core.types import Endpoint, Phase
 from gateway.pools.table import PoolTable
 from gateway.watch.discovery import Watchers
-from tests.e2e.support import MODELS, VLLM_ENV, need, running, vllm_command
+from tests.e2e.support import MODELS, need
+from tests.e2e.vllms import vllm
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -26,8 +27,7 @@ PROGRESS_S = 5.0
 def server(folder, port):
     lora = need(MODELS / "lora-a", "the adapter")
     adapter = ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"lora-a={lora}")
-    command = vllm_command(port, *adapter)
-    with running(command, log=folder / "vllm.log", env=VLLM_ENV) as process:
+    with vllm(port, *adapter, log=folder / "vllm.log") as process:
         yield process
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pathlib
 import re
-import subprocess
 
 import pytest
 
@@ -17,25 +16,13 @@ from gateway.sizing.modelfolder import read_model
 from gateway.sizing.modelshape import ModelShape
 from gateway.sizing.serveplan import GIB, Device, KvDtype, Plan
 from tests import modelconfigs
-from tests.e2e.support import MODELS, VLLM, VLLM_ENV, need
+from tests.e2e.support import MODELS, need
 from tests.e2e.tiny_models import TINY, write
+from tests.e2e.vllms import in_vllm
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-HERE = pathlib.Path(__file__).parent
-ENV = VLLM_ENV | {"PATH": "/usr/bin:/bin"}
 ESTIMATED = re.compile(r"estimated maximum model length is (\d+)")
-
-
-def in_vllm(script, told):
-    """Run a script of ours with the Python of the vLLM; return the JSON of its last line."""
-    python = need(VLLM / "bin/python", "vLLM")
-    ran = subprocess.run(
-        [python, str(HERE / script)], input=json.dumps(told), capture_output=True, text=True,
-        timeout=600, env={**ENV, "HOME": str(pathlib.Path.home())}, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    return json.loads(ran.stdout.splitlines()[-1])
 
 
 # --- blocks, groups, capacity: vLLM's functions on caches as we read them --------------------------

@@ -1,19 +1,16 @@
 """The fields that the gateway reads are read as vLLM's own request models read them, value by value."""
 
 import json
-import pathlib
-import subprocess
 
 import pytest
 
 from gateway.core.errors import RequestError
 from gateway.core.types import Endpoint
 from gateway.wire.calls import ENDPOINTS, parse_call
-from tests.e2e.support import CACHE, need
+from tests.e2e.vllms import in_vllm
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-PROGRAM = pathlib.Path(__file__).with_name("vllm_lax.py")
 SPECS = {spec.endpoint: spec for spec in ENDPOINTS.values()}
 HI = [{"role": "user", "content": "hi"}]
 BODIES = {
@@ -137,12 +134,8 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def read_by_vllm():
-    python = need(CACHE / "vllm/bin/python", "vLLM")
-    asked = json.dumps([[each.value, written(each, field, value)] for each, field, value in CASES])
-    ran = subprocess.run(
-        [python, str(PROGRAM)], input=asked, capture_output=True, text=True, timeout=240, check=True
-    )
-    answers = json.loads(ran.stdout.strip().splitlines()[-1])
+    asked = [[each.value, written(each, field, value)] for each, field, value in CASES]
+    answers = in_vllm("vllm_lax.py", asked)
     return dict(zip(CASES, answers, strict=True))
 
 

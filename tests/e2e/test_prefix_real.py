@@ -18,15 +18,13 @@ from gateway.wire import kvevents
 from gateway.wire.kvsources import Source, parse_sources
 from tests.e2e.support import (
     MODELS,
-    VLLM_ENV,
     free_port,
     gateway,
     get,
     need,
-    running,
-    vllm_command,
     wait_until,
 )
+from tests.e2e.vllms import vllm
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -69,9 +67,7 @@ class Engine:
             *("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"lora-a={lora}"),
         ]
         log = folder / f"vllm-{self.port}-{time.monotonic():.0f}.log"
-        self.stack.enter_context(
-            running(vllm_command(self.port, *flags), log=log, env=VLLM_ENV | env)
-        )
+        self.stack.enter_context(vllm(self.port, *flags, log=log, env=env))
 
     def stop(self):
         self.stack.close()

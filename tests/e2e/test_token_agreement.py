@@ -13,7 +13,8 @@ from gateway.counting.tokens import BackendCounter, LocalCounter, countable
 from gateway.pools.table import Backend
 from gateway.watch.fetch import Pages
 from gateway.wire.calls import ENDPOINTS, parse_call
-from tests.e2e.support import MODELS, need, vllms
+from tests.e2e.support import MODELS, need
+from tests.e2e.vllms import vllms
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.support import CACHE, gateway, get, need, running, vllms, wait_until
+from tests.e2e.support import CACHE, gateway, get, need, running, wait_until
+from tests.e2e.vllms import vllms
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]

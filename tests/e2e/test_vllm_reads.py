@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import subprocess
 
 import pytest
 
@@ -12,7 +11,7 @@ from gateway.wire.calls import ENDPOINTS, parse_call
 from gateway.wire.fields import known_fields
 from gateway.wire.parameters import effective, judge
 from gateway.wire.table import TABLE
-from tests.e2e.support import CACHE, need
+from tests.e2e.vllms import in_vllm
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -101,13 +100,7 @@ def corpus():
         [endpoint, {"model": "m", **place(content(part))}]
         for (endpoint, place), content, part in itertools.product(PLACES, CONTENTS, PARTS)
     ]
-    python = need(CACHE / "vllm/bin/python", "vLLM")
-    script = __file__.replace("test_vllm_reads", "vllm_reads")
-    ran = subprocess.run(
-        [python, script], input=json.dumps(made), capture_output=True, text=True, timeout=240
-    )
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    answer = json.loads(ran.stdout.splitlines()[-1])
+    answer = in_vllm("vllm_reads.py", made)
     return list(zip(made, answer["reads"], strict=True)), answer["fields"]
 
 
