@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed# and what development needs
 # Processes that run `make test`. Tests wait more than they compute: three on two cores.
 JOBS ?= 3
 
-.PHONY: setup browser screenshots fmt lint types arch test faults chaos fault-report incident-report test-fast test-pythons e2e e2e-vllm e2e-others e2e-redis clients vllm-tests ci demo run schema references clean
+.PHONY: setup browser screenshots fmt lint types arch collect test faults chaos fault-report incident-report test-fast test-pythons e2e e2e-vllm e2e-others e2e-redis clients vllm-tests ci demo run schema references clean
 
 $(RUNS): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -43,6 +43,9 @@ types: setup
 
 arch: setup
 	$(BIN)/lint-imports
+
+collect: setup         ## compiles all tests once; else each process that runs some would do it
+	@$(BIN)/pytest --collect-only --quiet >/dev/null || true  # `make test` tells what does not compile
 
 test: setup            ## everything that needs no other program than Python
 	$(BIN)/pytest -m 'not e2e' --ignore=tests/faults -n $(JOBS) --dist loadfile
