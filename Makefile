@@ -48,7 +48,7 @@ collect: setup         ## compiles all tests once; else each process that runs s
 	@$(BIN)/pytest --collect-only --quiet >/dev/null || true  # `make test` tells what does not compile
 
 test: setup            ## everything that needs no other program than Python
-	$(BIN)/pytest -m 'not e2e' --ignore=tests/faults -n $(JOBS) --dist loadfile
+	$(BIN)/pytest -m 'not e2e' --ignore=tests/faults -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 faults: setup          ## faults of the catalogue, and two minutes of a mix of them under load
 	$(BIN)/pytest tests/faults
