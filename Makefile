@@ -77,11 +77,11 @@ e2e: setup             ## real vLLM, real nginx, real SDKs; skips what is not in
 e2e-redis: setup       ## several gateways on one Redis; alone, for engines beside it make Redis late
 	$(BIN)/pytest -m e2e --durations 15 tests/e2e/*_redis.py
 
-e2e-vllm: setup        ## the tests that start real vLLM servers: one process, for two pairs of engines are too many
-	$(BIN)/pytest -m 'e2e and vllm' --durations 15
+e2e-vllm: setup        ## the tests that need a real vLLM: one process, for two pairs of engines are too many
+	$(BIN)/pytest -m 'e2e and vllm' --durations 15 tests/e2e
 
 e2e-others: setup      ## all others of e2e
-	$(BIN)/pytest -m 'e2e and not vllm' --durations 15 $(foreach each,$(wildcard tests/e2e/*_redis.py),--ignore $(each))
+	$(BIN)/pytest -m 'e2e and not vllm' --durations 15 tests/e2e $(foreach each,$(wildcard tests/e2e/*_redis.py),--ignore $(each))
 
 clients: setup         ## the clients that people have, unmodified; installs them first
 	bash tests/e2e/clients/install.sh $(CACHE)
