@@ -36,6 +36,7 @@ from tests.e2e.support import (
     process,
     processes_of,
 )
+from tests.e2e.vllms import FORKING
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
@@ -215,7 +216,10 @@ class TestFleet:
             "max_loras": 2,
             "lora_modules": f"lora-a={lora}",
         }
-        first, second = launch(0, **adapters), launch(1, orphan="stop", **adapters)
+        first, second = (
+            each | {"env": ENV | FORKING}
+            for each in (launch(0, **adapters), launch(1, orphan="stop", **adapters))
+        )
         # Two engines on the processors of this machine are slow, which is not what is tried here.
         slow = {"ttft": "60s", "itl": "5s"}
         patient = "health: {timeout: 10s}\ntimeouts: {connect: 10s}\n"
