@@ -237,7 +237,7 @@ class Backend(Server):
         writing_s = each_s * outputs * self.token_cost.output_s
         ahead_s = each_s * prompts * self.token_cost.prompt_s + writing_s + self.away_s
         waits_s = ahead_s - BESIDE * writing_s
-        self.work = work = Work(ahead_s, waits_s, self.own_ratio, 1 + known + foreign)
+        self.work = work = Work(ahead_s, waits_s, self.own_ratio, 1.0 + known + foreign)
         return work
 
     def forget_prefixes(self) -> None:

@@ -32,7 +32,7 @@ class Work(msgspec.Struct, frozen=True, gc=False):
     ahead_s: float  # until all that is there is done
     waits_s: float  # of those, what holds up who comes
     own_ratio: float  # times a request's token cost, what the request itself takes
-    streams: int  # that wait while it reads a prompt: all that are there, and the prompt's own
+    streams: float  # that wait while it reads a prompt: all that are there, and the prompt's own
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,19 +251,25 @@ def tokens_of_each(indexes: Sequence[PrefixIndex | None], prefix: Prefix) -> lis
     """
     found, keys = [], prefix.keys
     place, covered_tokens = -1, 0  # not looked for yet
-    shortest = keys[-1] if keys else None
+    longest, shortest = (keys[0], keys[-1]) if keys else (None, None)
     for index in indexes:
         if index.__class__ is not ApproximateIndex:
             found.append(0 if index is None else index.tokens(prefix))
             continue
-        young, old = index.young, index.old
-        held = young if shortest in young else old
-        if held is old and shortest not in old:
+        young = index.young
+        if shortest in young:
+            held = young
+        elif shortest in index.old:
+            held = index.old
+        else:
             found.append(0)
             continue
-        if place < 0 or keys[place] not in held or (place and keys[place - 1] in held):
+        if longest in held:
+            place, covered_tokens = 0, prefix.tokens_before(0)
+        elif place < 0 or keys[place] not in held or (place and keys[place - 1] in held):
             place = bisect_left(keys, True, key=held.__contains__)
             covered_tokens = prefix.tokens_before(place)
+        old = index.old
         if place and held is young and keys[place - 1] in old and shortest in old:
             place = min(place, bisect_left(keys, True, key=old.__contains__))
             covered_tokens = prefix.tokens_before(place)

@@ -44,15 +44,17 @@ def costs_of(
         costs = [work.ahead_s + own_s * work.own_ratio for work in works]
     else:
         tokens, prompt_s = need.prompt_tokens, cost.prompt_s
-        written_s = cost.of(0, need.output_tokens)
+        written_s, all_s = cost.of(0, need.output_tokens), tokens * prompt_s
         usual = sorted([work.streams for work in works])[(len(works) - 1) // 2]
         known: Sequence[float] = held_tokens
         most = max(held_tokens)
-        if ask.prefix is not None and most - min(held_tokens) >= _WORTH_TOKENS:
+        if ask.prefix is not None and most >= _WORTH_TOKENS + min(held_tokens):
             known = _shared(backends, ask.prefix, held_tokens, most)
+        # Most hold nothing of it; and an integer times a float is slow in CPython.
         costs = [
             work.waits_s
-            + work.own_ratio * (written_s + (tokens - held) * prompt_s * (work.streams + usual))
+            + work.own_ratio
+            * (written_s + ((tokens - held) * prompt_s if held else all_s) * (work.streams + usual))
             for work, held in zip(works, known, strict=True)
         ]
     if before:
