@@ -99,11 +99,11 @@ class AccessLog:
 
     def write(self, settled: Sequence[RequestRecord]) -> None:
         """Queue the lines of settled requests."""
-        if self.enabled:
+        if self.enabled and settled:
             ahead_s = self._clock.wall() - self._clock.now()
             line = self._line
             lines = self._encode([line(each, ahead_s) for each in settled])
-            self._outlet.put(*lines.splitlines(keepends=True))
+            self._outlet.put(lines, len(settled))
 
     def wake(self) -> None:
         """Have the queued lines written now."""

@@ -28,8 +28,11 @@ class Outlet:
         self.dropped = 0
         self._fd = fd
         self._max_lines = max_lines
-        # An Event in the queue is set once everything before it is written; None ends the thread.
-        self._lines: deque[bytes | threading.Event | None] = deque()
+        # Lines that came together, and how many. An Event in the queue is set once everything before it is
+        # written; None ends the thread.
+        self._lines: deque[tuple[bytes, int] | threading.Event | None] = deque()
+        self._waiting = 0  # lines
+        self._counting = threading.Lock()  # held to count, and for nothing that takes time
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._write_all, name="log writer", daemon=True)
         self._thread.start()
@@ -37,13 +40,18 @@ class Outlet:
     @property
     def waiting(self) -> int:
         """How many lines are not being written yet."""
-        return len(self._lines)
+        return self._waiting
 
-    def put(self, *lines: bytes) -> None:
-        """Take lines, their newlines included; they are written at the next `wake` or `flush`."""
-        room = max(0, self._max_lines - len(self._lines))
-        self._lines.extend(lines[:room])
-        self.dropped += max(0, len(lines) - room)
+    def put(self, lines: bytes, count: int = 1) -> None:
+        """Take so many lines in one piece, newlines included; they are written at the next `wake` or `flush`."""
+        with self._counting:
+            room = self._max_lines - self._waiting
+            if count > room:
+                self.dropped += count - room
+                lines, count = b"".join(lines.splitlines(keepends=True)[:room]), room
+            if count:
+                self._waiting += count
+                self._lines.append((lines, count))
 
     def wake(self) -> None:
         """Have the lines written now."""
@@ -76,17 +84,21 @@ class Outlet:
     def _write_batch(self) -> bool:
         """Write up to the next mark; False once the end was reached."""
         batch: list[bytes] = []
-        mark: bytes | threading.Event | None = b""
-        while self._lines and len(batch) < _BATCH_LINES:
+        count = 0
+        mark: tuple[bytes, int] | threading.Event | None = (b"", 0)
+        while self._lines and count < _BATCH_LINES:
             mark = self._lines.popleft()
-            if not isinstance(mark, bytes):
+            if not isinstance(mark, tuple):
                 break
-            batch.append(mark)
+            batch.append(mark[0])
+            count += mark[1]
         if batch:
+            with self._counting:
+                self._waiting -= count
             try:
                 self._write(b"".join(batch))
             except OSError:  # the reader is gone, or the disk is full
-                self.dropped += len(batch)
+                self.dropped += count
         if isinstance(mark, threading.Event):
             mark.set()
         return mark is not None

@@ -80,6 +80,17 @@ def test_an_output_that_others_made_non_blocking_works(pipe, outlet):
     assert read == data
 
 
+def test_of_lines_that_come_together_those_without_room_are_dropped(pipe):
+    outlet = Outlet(pipe["writer"], max_lines=3)
+    outlet.put(b"1\n2\n", 2)
+    outlet.put(b"3\n4\n5\n", 3)
+    outlet.put(b"6\n")
+    assert (outlet.waiting, outlet.dropped) == (3, 3)
+    assert outlet.close()
+    assert os.read(pipe["reader"], 100) == b"1\n2\n3\n"
+    assert outlet.waiting == 0
+
+
 def test_close_writes_the_rest_and_ends_the_thread(pipe):
     before = threading.active_count()
     outlet = Outlet(pipe["writer"])
