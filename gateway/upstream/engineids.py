@@ -36,9 +36,9 @@ def plain_id() -> str:
 
 def is_of_another(reply: bytes, own_id: str) -> bool:
     """Whether the beginning of a reply, or of its first frame, names another attempt."""
-    beginning = reply[:_NAMED_BYTES]
+    # `find` takes half the time of `in`, which first asks whether it is given a number.
     return (
-        _OURS in beginning
-        and own_id.encode() not in beginning  # nobody can guess it
-        and _NAMED.match(beginning) is not None
+        reply.find(_OURS, 0, _NAMED_BYTES) >= 0
+        and reply.find(own_id.encode(), 0, _NAMED_BYTES) < 0  # nobody can guess it
+        and _NAMED.match(reply) is not None
     )
