@@ -135,11 +135,6 @@ def _alias(record: RequestRecord) -> str:
     return model
 
 
-def place_of(each: Entry) -> Place:
-    """Return where a request is counted; its day is that of its end, in UTC."""
-    return day_told(each.at), each.tenant, each.key, each.model, each.adapter
-
-
 def day_told(wall: float) -> str:
     """Return a day in UTC as `2026-11-23`."""
     return _day_told(int(wall // _DAY_S))
@@ -151,9 +146,13 @@ def _day_told(day: int) -> str:
 
 
 def summed(entries: Iterable[Entry]) -> dict[Place, Sums]:
-    """Return what entries add up to."""
+    """Return what entries add up to, each where it is counted; its day is that of its end, in UTC."""
     found: dict[Place, Sums] = {}
+    day, begins, ends = "", 0.0, 0.0  # of the entry before: most are of one day
     for each in entries:
-        place = place_of(each)
+        if not begins <= each.at < ends:
+            day, begins = day_told(each.at), each.at // _DAY_S * _DAY_S
+            ends = begins + _DAY_S
+        place = day, each.tenant, each.key, each.model, each.adapter
         (found.get(place) or found.setdefault(place, Sums())).add(each)
     return found
