@@ -247,7 +247,7 @@ def own_headers(record: RequestRecord, now: float) -> bytes:
         lines += b"x-gateway-model: %b\r\n" % (record.pool or "").encode()
     if record.taken is not None:
         taken = record.taken
-        lines += header_lines_of(taken.plan, taken.used, taken.wall)
+        lines += header_lines_of(taken.plan, taken.used, taken.wall, taken.share_of)
     if record.revision:
         lines += b"x-gateway-revision: %b\r\n" % record.revision.encode()
     return lines

@@ -126,7 +126,7 @@ def _refused(found: Refused, currency: str) -> RateLimited:
     why = found.why
     message = told(why, share_of=found.share_of, currency=currency)
     error = RateLimited(message, retry_after_s=why.fits_in_s)
-    error.lines = header_lines(found.plan, found.used, found.wall)
+    error.lines = header_lines(found.plan, found.used, found.wall, found.share_of)
     error.limit = why.limit
     return error
 

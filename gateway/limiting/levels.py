@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.core.limits import Amounts, Counted, Counts, Period
-from gateway.limiting.rules import MINUTE_S, NOTHING, day_of, month_of
+from gateway.limiting.rules import MINUTE_S, NOTHING, day_of, month_of, most_here
 
 CALENDAR: Final = frozenset({Period.DAY, Period.MONTH})
 
@@ -41,17 +41,22 @@ class Levels:
     amounts: dict[tuple[str, int, Period], tuple[float, float]] = field(default_factory=dict)
     running: dict[str, dict[str, float]] = field(default_factory=dict)  # until when, oldest first
 
-    def used(self, plan: Counts, at: Moment) -> tuple[float, ...]:
-        """Return what is used of each rule; a clock that goes back empties nothing."""
-        return tuple([self._level(plan.stores[rule.store], rule, at) for rule in plan.rules])
+    def used(self, plan: Counts, at: Moment, replicas: int = 1) -> tuple[float, ...]:
+        """Return what is used of each rule; a clock that goes back empties nothing.
 
-    def _level(self, store: str, rule: Counted, at: Moment) -> float:
+        A minute empties at the pace of the limit; of several `replicas` each has its part of that, too.
+        """
+        stores = plan.stores
+        return tuple([self._level(stores[rule.store], rule, at, replicas) for rule in plan.rules])
+
+    def _level(self, store: str, rule: Counted, at: Moment, replicas: int) -> float:
         period = rule.period
         if period is Period.RUNNING:
             return len(self.running.get(store, ()))
         stamp, used = self.amounts.get((store, rule.amount, period), (0.0, 0.0))
         if period is Period.MINUTE:
-            return max(0.0, used - max(0.0, at.now - stamp) / MINUTE_S * rule.most)
+            most = most_here(rule, replicas)
+            return max(0.0, used - max(0.0, at.now - stamp) / MINUTE_S * most)
         return used if stamp >= at.stamp(period) else 0.0
 
     def recall(self, plan: Counts, at: Moment, spent: Callable[[int], float]) -> None:
@@ -69,12 +74,14 @@ class Levels:
                 place = plan.stores[rule.store], rule.amount, rule.period
                 self.amounts[place] = at.stamp(rule.period), level
 
-    def charge(self, plan: Counts, more: Amounts, at: Moment, taken_on: int) -> None:
+    def charge(
+        self, plan: Counts, more: Amounts, at: Moment, taken_on: int, replicas: int = 1
+    ) -> None:
         """Count what is used more, or, as far as there is, less; what was taken on another day stays with that."""
         if more == NOTHING:
             return
         levels = []
-        for rule, level in zip(plan.rules, self.used(plan, at), strict=True):
+        for rule, level in zip(plan.rules, self.used(plan, at, replicas), strict=True):
             each = more[rule.amount]
             past = each < 0 and (
                 (rule.period is Period.DAY and taken_on != at.day)

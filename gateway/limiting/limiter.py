@@ -142,7 +142,7 @@ class Limiter:
         if plan.running:
             self.levels.end(plan, taken.lease)
         if not taken.shared:
-            self.levels.charge(plan, more, self._moment(), taken.day)
+            self.levels.charge(plan, more, self._moment(), taken.day, max(1, self._replicas()))
             if self._link is None:
                 return
             self._owe(plan, actual)
@@ -299,7 +299,7 @@ class Limiter:
         if plan.calendar and (spent := self._spent) is not None:
             of, key_id = plan.rules, plan.key_id
             self.levels.recall(plan, at, lambda place: spent(of[place], key_id) / replicas)
-        used = self.levels.used(plan, at)
+        used = self.levels.used(plan, at, replicas)
         places = over(plan, costs, used, replicas)
         if places:
             why = refusal(plan, costs, used, places, wall, replicas, away=away)

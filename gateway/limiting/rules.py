@@ -127,8 +127,11 @@ def _fits_in_s(rule: Judged, most: float, used: float, cost: float, wall: float)
 # --- what is told ---------------------------------------------------------------------------------
 
 
-def header_lines(plan: Plan, used: Sequence[float], wall: float) -> bytes:
-    """Return `x-ratelimit-*` in OpenAI's form: the tightest limit of each label, what remains, and when it is whole."""
+def header_lines(plan: Plan, used: Sequence[float], wall: float, share_of: int = 1) -> bytes:
+    """Return `x-ratelimit-*` in OpenAI's form: the tightest limit of each label, what remains, and when it is whole.
+
+    Where `share_of` replicas each have their part, what is used empties as slowly.
+    """
     lines, rules = b"", plan.rules
     for label, places in plan.shown:
         place = places[0]
@@ -136,7 +139,7 @@ def header_lines(plan: Plan, used: Sequence[float], wall: float) -> bytes:
             place = min(places, key=lambda each: rules[each].most - used[each])
         rule, level = rules[place], used[place]
         if rule.period is Period.MINUTE:
-            whole_s = level / rule.most * MINUTE_S
+            whole_s = level / most_here(rule, share_of) * MINUTE_S
         else:
             whole_s = resets_in_s(rule.period, wall) if level else 0.0
         remains = max(0.0, rule.most - level)

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 from gateway.core.limits import Period, Plan, Taken
 from gateway.limiting.limiter import Closed, Limiter
-from gateway.limiting.rules import MINUTE_S, NOTHING, resets_in_s
+from gateway.limiting.rules import MINUTE_S, NOTHING, most_here, resets_in_s
 
 
 class Standing(TypedDict):
@@ -44,7 +44,7 @@ async def standing(limiter: Limiter, plan: Plan) -> list[Standing]:
                 remaining=None if level is None else max(0.0, rule.most - level),
                 resets_in_s=None
                 if level is None or isinstance(found, Closed)
-                else _resets_in_s(rule.period, level, rule.most, found.wall),
+                else _resets_in_s(rule.period, level, most_here(rule, found.share_of), found.wall),
                 shadow=rule.shadow,
             )
         )

@@ -114,6 +114,25 @@ def test_a_replica_without_redis_gives_out_its_share_and_says_so(trouble):
     desk.close()
 
 
+def test_the_share_of_a_minute_empties_at_the_pace_of_the_share():
+    """Else each of four replicas would let through a whole limit, minute for minute."""
+    desk = LimiterDesk(lambda clock: Away("it is away"))
+    desk.replicas = 4
+    limits = KeyLimits(requests_per_minute=60, output_tokens_per_minute=6_000)
+    found = []
+    for _ in range(600):  # of ten minutes one a second; each gives back half of what it took
+        found.append(desk.take(limits, output=10))
+        if fits(found[-1]):
+            desk.settle(found[-1], 0, 5)
+        desk.clock.at += 1
+    let_through = sum(map(fits, found))
+    assert 15 * 10 <= let_through <= 15 * 11
+    refused = next(each for each in found if not fits(each))
+    assert 0 < refused.why.fits_in_s <= 4
+    assert b"reset-requests: 1m" in header_lines(refused.plan, (15.0, 0), 0.0, refused.share_of)
+    desk.close()
+
+
 def test_each_rule_says_what_it_does_while_replicas_cannot_agree():
     away = Away("it is away")
     desk = LimiterDesk(lambda clock: away)
