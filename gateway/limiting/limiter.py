@@ -48,6 +48,7 @@ class Refused:
     used: tuple[float, ...]
     wall: float
     share_of: int = 1
+    shared: bool = False  # as of `Taken`
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +127,12 @@ class Limiter:
             return found
         if isinstance(found, Taken):
             self.settle(found, NOTHING)
-        replicas, away = found.share_of, self._link is not None and found.share_of > 1
+        replicas, away = found.share_of, self._link is not None and not found.shared
         places = over(plan, costs, found.used, replicas)
         why = refusal(plan, costs, found.used, places, found.wall, replicas, away=away)
-        return None if why is None else Refused(why, plan, found.used, found.wall, replicas)
+        if why is None:
+            return None
+        return Refused(why, plan, found.used, found.wall, replicas, found.shared)
 
     def count(self, limit: Limit) -> None:
         """Count a request that did not fit a limit."""
@@ -269,7 +272,7 @@ class Limiter:
             )  # fmt: skip
         why = refusal(plan, costs, used, marked, wall)
         assert why is not None, "the script names the rules that refuse"
-        return Refused(why, plan, used, wall)
+        return Refused(why, plan, used, wall, shared=True)
 
     def _see(self, plan: Plan, used: tuple[float, ...], taken: Amounts) -> None:
         """Note the days and months that Redis told, and whether it lost some.

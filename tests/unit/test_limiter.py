@@ -151,6 +151,15 @@ def test_each_rule_says_what_it_does_while_replicas_cannot_agree():
     desk.close()
 
 
+def test_what_is_open_while_replicas_cannot_agree_is_not_foreseen_to_refuse():
+    """A gateway alone on its Redis knows of one replica, and is away from it all the same."""
+    desk = LimiterDesk(lambda clock: Away("it is away"))
+    is_open = KeyLimits(requests_per_minute=4, on_outage=OnOutage.OPEN)
+    assert [fits(desk.take(is_open)) for _ in range(6)] == [True] * 6
+    assert desk.run(desk.store.foresee(desk.plan(is_open), amounts())) is None
+    desk.close()
+
+
 def test_closed_lets_through_what_fits_while_redis_answers_and_always_in_a_gateway_alone(desk):
     limits = KeyLimits(requests_per_minute=2, on_outage=OnOutage.CLOSED)
     assert [fits(desk.take(limits)) for _ in range(3)] == [True, True, False]
