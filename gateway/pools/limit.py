@@ -135,9 +135,11 @@ class Limit:
 
     def fix(self, fixed: int | None) -> None:
         """Change the configured limit; another one holds at once, unless the engine's signs hold it lower."""
-        held_by_it = self.fixed is not None and self.value >= self.fixed
+        if fixed == self.fixed:
+            return
+        is_lowered = self.value < self._start
         self.fixed = fixed
-        self._move_to((fixed or START) if held_by_it else self.value)
+        self._move_to(self.value if is_lowered else self._start)
 
     def restarted(self, now: float) -> None:
         """Start slowly: it is another process, with cold caches and maybe other settings."""
@@ -222,6 +224,11 @@ class Limit:
         self._in_time = self._late = self._smooth = self._slow = 0
         self._late_before_cut = False
         self.cut_at = now
+
+    @property
+    def _start(self) -> int:
+        """Where it begins, by all that is known but the engine's signs."""
+        return self.fixed or (UNSEEN if self._seen is False else START)
 
     def _meet(self, sample: LoadSample | None) -> None:
         """Hold what shows no metrics low, until it does or first tokens in time let it grow."""

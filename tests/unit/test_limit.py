@@ -86,6 +86,23 @@ def test_a_raised_fixed_limit_is_grown_into_where_the_engine_held_it_lower():
     assert limit.value == 90
 
 
+def test_a_fixed_limit_that_comes_or_goes_holds_at_once_without_metrics_too():
+    limit = Limit()
+    limit.observe(0.0, None, 0)
+    limit.fix(32)
+    assert limit.value == 32
+    limit.fix(None)
+    assert limit.value == UNSEEN
+
+
+def test_settings_that_stay_do_not_move_a_limit():
+    limit = used(Limit(), 0.0, count=5)
+    before = limit.value
+    assert before > START
+    limit.fix(None)
+    assert limit.value == before
+
+
 def test_a_limit_that_is_not_half_used_stays_where_it_is():
     limit = Limit()
     for second in range(100):
