@@ -72,16 +72,16 @@ class Chooser:
         if ask.awaits is not None:
             ask.awaits = None
         ask.weighed = suited.ready_ids
-        found = self._first(suited.ready, ask, now, barred, before)
-        if found is not None or ask.awaits is not None:
-            return found
-        last = [suited.ejected] if suited.ejected and _may_use_ejected(suited, ask) else []
-        for backends in (*suited.later, *last):
-            ask.weighed = tuple([each.id for each in backends])
-            found = self._first(backends, ask, now, barred, before)
-            if found is not None or ask.awaits is not None:
-                return found
-        return None
+        free, cheaper = self._first(suited.ready, ask, now, barred, before)
+        if free is None:
+            last = [suited.ejected] if suited.ejected and _may_use_ejected(suited, ask) else []
+            for backends in (*suited.later, *last):
+                ask.weighed = tuple([each.id for each in backends])
+                free, full = self._first(backends, ask, now, barred, before)
+                cheaper = cheaper or full
+                if free is not None:
+                    break
+        return None if cheaper is not None and _waits(ask, now, cheaper, free, before) else free
 
     def explain(self, ask: Ask, now: float) -> Choice:
         """Choose as `find` does with nobody in line, and tell why. Nothing is taken."""
@@ -114,10 +114,11 @@ class Chooser:
         now: float,
         barred: AbstractSet[str],
         before: dict[str, float] | None = None,
-    ) -> Backend | None:
-        """Return the cheapest without an obstacle, unless it waits for a cheaper one."""
+    ) -> tuple[Backend | None, Backend | None]:
+        """Return the cheapest without an obstacle, and the cheapest before it for which one might wait."""
         if len(backends) == 1:
-            return backends[0] if obstacle(backends[0], ask, now, barred) is None else None
+            only = backends[0] if obstacle(backends[0], ask, now, barred) is None else None
+            return only, None
         held_tokens = held_of(backends, ask.prefix)
         costs = ask.costs_s = costs_of(backends, ask, held_tokens, before)
         several = ask.top_priority is not None
@@ -127,7 +128,7 @@ class Chooser:
                 ranks = self._shared_out(ranks, backends, ask)
             best = backends[self._least(ranks, backends, ask, held_tokens)]
             if best is not spared and obstacle(best, ask, now, barred) is None:
-                return best
+                return best, None
         cheaper = free = None
         for place in self._in_order(ranks, backends, ask, held_tokens):
             backend = backends[place]
@@ -138,7 +139,7 @@ class Chooser:
                     break
                 if reason.passes:
                     cheaper = cheaper or backend
-        return None if cheaper is not None and _waits(ask, now, cheaper, free, before) else free
+        return free, cheaper
 
     def _shared_out(
         self, costs: Sequence[float], backends: Sequence[Backend], ask: Ask

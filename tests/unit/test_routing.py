@@ -863,6 +863,22 @@ def reads(table, backend_id, tokens):
     return backend
 
 
+def test_a_request_waits_no_longer_for_where_it_is_cached_where_one_of_second_choice_is_free(table):
+    backend = reads(table, "m/b1", 1500)
+    backend.prefix_index = Holds(900)
+    reads(table, "m/b2", 1500).prefix_index = Holds(0)
+    table.get("m/b3").prefix_index = Holds(0)
+    wanted = {"need": Need(1000, 10, streams=True), "prefix": begins()}
+    longest_s = 2 * 900 * backend.token_cost.prompt_s
+    asked = ask(**wanted)
+    make_degraded(table, "m/b3")
+    assert waits(table, asked, NOW) == (True, "m/b1")
+    assert waits(table, asked, NOW + 0.99 * longest_s) == (True, "m/b1")
+    assert waits(table, asked, NOW + longest_s) == (False, None)
+    make_down(table, "m/b3")
+    assert waits(table, asked, NOW + 1 + longest_s) == (True, "m/b1")
+
+
 def test_a_request_waits_for_where_it_is_cached_twice_as_long_as_reading_anew_takes(table):
     backend = reads(table, "m/b1", 1500)
     backend.prefix_index = Holds(900)
