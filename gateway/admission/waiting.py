@@ -76,7 +76,9 @@ class Waiting:
         self.cost_tokens = max(1, ask.need.tokens)
         self.order = not ask.returned, sys.maxsize
         self.kind = (ask.route.adapter, ask.call.endpoint, *sorted(ask.tried.items()))
-        self.alike = self.kind, self.tenant, self.priority
+        # Room judges streams, other replies and batches in different ways.
+        judged = ask.need.streams, ask.need.sequences == 1
+        self.alike = self.kind, self.tenant, self.priority, *judged
 
     def hurry(self, deadline: float) -> bool:
         """Bring the deadline forward; returns whether it was later."""

@@ -432,6 +432,18 @@ async def test_one_whose_prompt_is_cached_is_looked_at_behind_one_whose_is_not(h
 
 
 @held
+async def test_a_batch_is_looked_at_behind_one_request_that_finds_no_room():
+    """The engine runs a batch in parts, so it asks for less of the cache than it needs in all."""
+    world = house(backends=(single(ONE, limit=50),))
+    world.scrape("m/b1")
+    await world.guests(1, tokens=2000)
+    (large,) = await world.guests(1, "x", need=Need(8000, 0))
+    (batch,) = await world.guests(1, "x", need=Need(9900, 0, sequences=10))
+    assert large.waits
+    assert batch.inside
+
+
+@held
 async def test_a_prompt_of_any_length_is_read_when_no_other_is():
     world = house(backends=[ONE], priorities=frozenset({0, 7}))
     reading = await reads(world)
