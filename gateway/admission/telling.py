@@ -63,7 +63,7 @@ class Telling:
     async def turn(self) -> None:
         """Tell what is under way here, and hear of the others. Without the store nothing is known of them."""
         waits = self.waits()
-        own = Told(waits, {each.id: each.room.under_way() for each in self.table})
+        own = Told(waits, {each.id: each.room.under_way(each.in_flight) for each in self.table})
         try:
             found = await self.store.beat(
                 self.id, msgspec.json.encode(own).decode(), _KEPT_S, Board.UNDER_WAY

@@ -196,7 +196,7 @@ class Backend(Server):
         self.pulse.scraped(before, sample, self.stale_s, self.peak)
         self.note_work(before, sample)
         self.scrape_count, self.since_scrape = self.scrape_count + 1, 0
-        known = self.room.sequences + self.elsewhere.requests
+        known = self.room.sequences + self.elsewhere.sequences
         self.foreign = max(0, sample.running + sample.waiting - known)
         if before is not None:
             self.speed.observe(before, sample)

@@ -9,7 +9,7 @@ import msgspec
 
 
 class UnderWay(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What one gateway has under way at a backend, or several together. Tokens, but for the requests.
+    """What one gateway has under way at a backend, or several together. Tokens, but for requests and sequences.
 
     `read_tokens` and `ended_tokens` are counted over all time: who hears them goes by how they change.
     A request that ended before a scrape could show it is in neither, so the first may fall again.
@@ -23,6 +23,7 @@ class UnderWay(msgspec.Struct, frozen=True, gc=False, array_like=True):
     growing_tokens: int = 0  # expected outputs of these
     read_tokens: int = 0  # whole needs of those whose prompt was read, ever
     ended_tokens: int = 0  # what those that ended should have held, ever
+    sequences: int = 0  # what the requests are in the engine's own counts
 
 
 NOTHING: Final = UnderWay()

@@ -317,11 +317,11 @@ class Room:
         sample = self._sample
         return None if sample is None or now - sample.at > self.stale_s else sample
 
-    def under_way(self) -> UnderWay:
-        """Return what there is of it for other gateways."""
+    def under_way(self, requests: int) -> UnderWay:
+        """Return what there is of our `requests` for other gateways."""
         unread_tokens, output_tokens = self.left()
         return UnderWay(
-            self.sequences,
+            requests,
             unread_tokens,
             output_tokens,
             self._coming_tokens,
@@ -329,14 +329,13 @@ class Room:
             self._old_output,
             self._read_before_tokens + self._read_prompt + self._read_output,
             self.ended_tokens,
+            self.sequences,
         )
-
-    def _fresh(self) -> int:
-        return self._coming_tokens + self._read_prompt + self._read_output
 
     def _all_fresh(self) -> int:
         """Return the fresh tokens, those of other gateways too."""
-        return self._fresh() + self.elsewhere.coming_tokens + self._read_elsewhere
+        ours = self._coming_tokens + self._read_prompt + self._read_output
+        return ours + self.elsewhere.coming_tokens + self._read_elsewhere
 
     def _projected(self, capacity: int, usage: float | None, now: float) -> float:
         others, fresh_tokens = self.elsewhere, self._all_fresh()

@@ -51,8 +51,8 @@ class World:
         sample = LoadSample(self.clock.at, running, 0, usage, CAPACITY)
         self.tables[who].observe(self.ids[place], Scraped(sample))
 
-    def take(self, who, prompt=1000, output=200, place=0, streams=True):
-        need = Need(prompt, output, streams=streams)
+    def take(self, who, prompt=1000, output=200, place=0, streams=True, sequences=1):
+        need = Need(prompt, output, streams=streams, sequences=sequences)
         return self.tables[who].take(self.ids[place], self.clock.at, need)
 
     def backend(self, who, place=0):
@@ -172,6 +172,23 @@ def test_the_places_of_a_backend_are_for_all_and_each_has_an_even_part():
     assert mine.obstacle(Need(20, 0), world.clock.at, to_read=0) is None
     world.take(0, prompt=10, output=10)
     assert mine.obstacle(Need(20, 0), world.clock.at, to_read=0) is Exclusion.AT_LIMIT
+
+
+def test_a_batch_elsewhere_takes_one_place_and_is_as_many_in_the_metrics_as_it_has_sequences():
+    world = World()
+    for who in (0, 1):
+        world.scrape(who)
+        world.backend(who).limit.fix(4)
+    world.take(1, prompt=10, output=10, streams=False, sequences=100)
+    world.turn(1, 0)
+    world.scrape(0, running=100)
+    mine = world.backend(0)
+    assert mine.foreign == 0
+    assert mine.peak == 1
+    for _ in range(3):
+        assert mine.obstacle(Need(20, 0), world.clock.at) is None
+        world.take(0, prompt=10, output=10, streams=False)
+    assert mine.obstacle(Need(20, 0), world.clock.at) is Exclusion.AT_LIMIT
 
 
 @pytest.mark.parametrize("how", ["silent", "store lost"])
