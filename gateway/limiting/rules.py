@@ -32,6 +32,7 @@ MINUTE_S: Final = 60.0
 DAY_S: Final = 86_400.0
 ROUNDING: Final = 1e-6
 _ENDS_SOON_S: Final = 1.0  # nobody knows when a running request ends
+_AGREE_SOON_S: Final = 30.0  # nor when replicas agree again
 _MONEY: Final = 4
 
 _TENANTS: Final = (Scope.TENANT, Scope.TENANT_MODEL)
@@ -115,8 +116,10 @@ def refusal(  # noqa: PLR0913 - what a judgement rests on
 
 
 def _fits_in_s(rule: Judged, most: float, used: float, cost: float, wall: float) -> float | None:
-    if cost > most + ROUNDING:
+    if cost > rule.most + ROUNDING:
         return None
+    if cost > most + ROUNDING:  # it fits the limit, and not this replica's part of it
+        return _AGREE_SOON_S
     if rule.period is Period.RUNNING:
         return _ENDS_SOON_S
     if rule.period is Period.MINUTE:
@@ -162,6 +165,8 @@ def told(found: Refusal, *, share_of: int = 1, currency: str = "") -> str:
         cure = "It can never fit: send a smaller request, or ask the operator for a higher limit."
     elif runs:
         cure = "Retry when one of them has ended."
+    elif found.requested > found.most + ROUNDING:
+        cure = "It fits when they agree again."
     else:
         cure = f"It fits in {duration(found.fits_in_s)}."
     return (

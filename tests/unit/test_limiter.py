@@ -133,6 +133,19 @@ def test_the_share_of_a_minute_empties_at_the_pace_of_the_share():
     desk.close()
 
 
+def test_what_fits_a_limit_and_not_a_replicas_part_of_it_may_come_again():
+    desk = LimiterDesk(lambda clock: Away("it is away"))
+    desk.replicas = 4
+    limits = KeyLimits(output_tokens_per_minute=2_000)
+    found = desk.take(limits, output=1_000)
+    assert found.why.fits_in_s > 0
+    text = told(found.why, share_of=found.share_of)
+    assert "500 (its part of 4 replicas, which cannot agree now)" in text
+    assert text.endswith("It fits when they agree again.")
+    assert desk.take(limits, output=3_000).why.fits_in_s is None
+    desk.close()
+
+
 def test_each_rule_says_what_it_does_while_replicas_cannot_agree():
     away = Away("it is away")
     desk = LimiterDesk(lambda clock: away)
