@@ -235,23 +235,23 @@ class BackendCounter:
     def __init__(self, asker: Asker, *, deadline_s: float) -> None:
         self.asker = asker
         self._deadline_s = deadline_s
-        self._absent_until = 0.0  # it has no such endpoint; asked again after a while
+        self._absent_until: dict[str, float] = {}  # by path; asked again after a while
 
     async def count(self, call: Call, served_model: str) -> int | None:
         """Return the tokens of the call's prompt, None when the backend does not tell in time.
 
-        A backend without the endpoint is not asked again for `ABSENT_S`.
+        An endpoint that it does not have is not asked again for `ABSENT_S`.
 
         Cancel: the request is dropped.
         """
         if call.prompt_token_ids is not None:
             return call.prompt_token_ids
-        if time.monotonic() < self._absent_until:
+        of_messages = call.endpoint is Endpoint.MESSAGES
+        path = "/v1/messages/count_tokens" if of_messages else "/tokenize"
+        if time.monotonic() < self._absent_until.get(path, 0.0):
             return None
-        path = "/tokenize"
         body = await off_loop(call, partial(tokenize_request, call, served_model))
-        if call.endpoint is Endpoint.MESSAGES:
-            path = "/v1/messages/count_tokens"
+        if of_messages:
             body = upstream_body(call, served_model=served_model, inject_usage=False)
         if body is None:
             return None
@@ -260,10 +260,10 @@ class BackendCounter:
         except OSError:
             return None
         if status in (404, 405, 501):
-            self._absent_until = time.monotonic() + ABSENT_S
+            self._absent_until[path] = time.monotonic() + ABSENT_S
         if status != 200:
             return None
-        if call.endpoint is Endpoint.MESSAGES:
+        if of_messages:
             return _input_tokens(reply)
         told = parse_tokenize(reply)
         return told[0] if told is not None else None

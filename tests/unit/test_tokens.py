@@ -344,6 +344,20 @@ def test_anthropics_dialect_is_counted_by_its_own_endpoint():
     assert backend.seen[0][1]["model"] == "served"
 
 
+def test_a_backend_that_lacks_one_endpoint_is_asked_by_the_other():
+    backend = Backend(404, b"")
+    counter = BackendCounter(backend, deadline_s=5)
+    message, chat = (
+        call(b"/v1/messages", messages=[USER], max_tokens=5),
+        call(CHAT, messages=[USER]),
+    )
+    assert asyncio.run(counter.count(message, "served")) is None
+    backend.status, backend.content = Backend().status, Backend().content
+    assert asyncio.run(counter.count(message, "served")) is None
+    assert asyncio.run(counter.count(chat, "served")) == 7
+    assert [path for path, *_ in backend.seen] == ["/v1/messages/count_tokens", "/tokenize"]
+
+
 def test_token_ids_ask_nobody():
     backend = Backend()
     assert ask(backend, COMPLETIONS, prompt=[1, 2]) == 2
