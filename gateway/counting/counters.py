@@ -86,7 +86,7 @@ class PromptCounters:
             tokens = await local.count(chat, route.served_model, window_tokens=route.window_tokens)
             if tokens is not None:
                 return tokens
-        asked = _least_busy(backends)
+        asked = next(iter(_able(backends, route)), None)
         if asked is None:
             return None
         return await self._counter(asked).count(chat, asked.served_name(route))
@@ -112,7 +112,7 @@ class PromptCounters:
 
         Cancel: nothing is held.
         """
-        asked = _least_busy(backends)
+        asked = next(iter(_able(backends, route)), None)
         if asked is None:
             return None
         return await self._counter(asked).text_of(tokens, asked.served_name(route))
@@ -160,8 +160,7 @@ class PromptCounters:
         ask: Callable[[Asker, str], Awaitable[Told | None]],
     ) -> Told | None:
         """Return what the first backend tells that tells anything; the least busy one is asked first."""
-        able = [each for each in backends if not each.plain]
-        for asked in sorted(able, key=lambda each: each.in_flight)[:_MOST_ASKED]:
+        for asked in _able(backends, route)[:_MOST_ASKED]:
             told = await ask(self._counter(asked).asker, asked.served_name(route))
             if told is not None:
                 return told
@@ -191,10 +190,11 @@ class PromptCounters:
             counter.asker.close()
 
 
-def _least_busy(backends: Sequence[Backend]) -> Backend | None:
-    """Return the backend to ask; None: none of them is a vLLM, and others cannot tell."""
-    able = [backend for backend in backends if not backend.plain]
-    return min(able, key=lambda backend: backend.in_flight, default=None)
+def _able(backends: Sequence[Backend], route: Route) -> list[Backend]:
+    """Return those that can tell, the least busy one first: a vLLM, which has the adapter if there is one."""
+    name = route.adapter
+    able = [each for each in backends if not each.plain and (name is None or name in each.models)]
+    return sorted(able, key=lambda each: each.in_flight)
 
 
 def _stamp(folder: Path) -> list[object]:

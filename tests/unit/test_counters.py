@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from gateway.config.load import check_text
-from gateway.core.types import Route
+from gateway.core.types import Route, ServedModel
 from gateway.counting.counters import PromptCounters
 from gateway.pools.table import Backend
 from gateway.wire.calls import ENDPOINTS, parse_call
@@ -66,6 +66,26 @@ def test_a_launched_model_in_a_folder_is_counted_here(folder):  # noqa: F811
 )
 def test_flags_that_change_prompts_leave_it_to_the_backend(folder, flag, value):  # noqa: F811
     assert count(launched("vllm", "serve", folder, **{flag: value})) == ASKED
+
+
+def test_only_a_backend_that_has_the_adapter_is_asked_about_its_prompts():
+    """Another answers 404, and would be thought to have no such endpoint."""
+    asked = []
+
+    def open_asker(backend):
+        asked.append(backend.name)
+        return Told()
+
+    counters = PromptCounters({}, open_asker, deadline_s=20)
+    call = parse_call(ENDPOINTS[b"/v1/completions"], b'{"model": "lora", "prompt": "abc"}')
+    backends = [Backend("m", name, f"http://{name}:8001") for name in ("b1", "b2")]
+    backends[1].models["lora"] = ServedModel("lora", "m", None)
+    backends[1].in_flight = 5
+    route = Route("lora", "m", "lora", adapter="lora")
+    assert asyncio.run(counters.count(call, route, backends)) == ASKED
+    assert asked == ["b2"]
+    assert asyncio.run(counters.count(call, route, backends[:1])) is None
+    assert asked == ["b2"]
 
 
 def test_what_is_no_folder_with_a_tokenizer_is_left_to_the_backend(folder, tmp_path):  # noqa: F811
