@@ -94,7 +94,8 @@ class BackendConfig(Section):
     api_key: Secret = setting(None, "Bearer token sent to the backend (vLLM's --api-key).")
     engine: Engine | None = setting(None, "What kind of server it is. Default: that of the pool.")
     max_in_flight: Annotated[int, Field(ge=1)] | None = setting(
-        None, "Most requests in flight from this gateway. Default: no fixed limit."
+        None,
+        "Most requests in flight, of all workers and of gateways that share a store. Default: no fixed limit.",
     )
     weight: Weight = setting(
         1.0,

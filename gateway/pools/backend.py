@@ -277,7 +277,8 @@ class Backend(Server):
         limit = self.limit
         if not self.guarded:
             fixed = limit.fixed
-            return Exclusion.AT_LIMIT if fixed is not None and self.in_flight >= fixed else None
+            is_full = fixed and self.in_flight >= self.part(fixed, self.elsewhere.requests)
+            return Exclusion.AT_LIMIT if is_full else None
         allowed = limit.value if limit.ready_at is None else limit.effective(now)
         alone = self.gateways == 1  # asked here: each request pays for a call
         part = allowed if alone else self.part(allowed, self.elsewhere.requests)

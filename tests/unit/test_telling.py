@@ -155,11 +155,13 @@ def test_what_a_scrape_of_ours_showed_in_between_is_free_once_it_has_ended():
     assert 2000 - 1200 <= tokens <= 1000
 
 
-def test_the_places_of_a_backend_are_for_all_and_each_has_an_even_part():
+@pytest.mark.parametrize("guarded", [True, False])
+def test_the_places_of_a_backend_are_for_all_and_each_has_an_even_part(guarded):
     world = World()
     for who in (0, 1):
         world.scrape(who)
         world.backend(who).limit.fix(4)
+        world.backend(who).guarded = guarded  # admission is on
     for _ in range(3):
         world.take(1, prompt=10, output=10)
     world.turn(1, 0, 1)
