@@ -133,19 +133,20 @@ def _fits_in_s(rule: Judged, most: float, used: float, cost: float, wall: float)
 def header_lines(plan: Plan, used: Sequence[float], wall: float, share_of: int = 1) -> bytes:
     """Return `x-ratelimit-*` in OpenAI's form: the tightest limit of each label, what remains, and when it is whole.
 
-    Where `share_of` replicas each have their part, what is used empties as slowly.
+    Where `share_of` replicas each have their part, what remains is of that, and what is used empties as slowly.
     """
     lines, rules = b"", plan.rules
     for label, places in plan.shown:
         place = places[0]
         if len(places) > 1:
-            place = min(places, key=lambda each: rules[each].most - used[each])
+            place = min(places, key=lambda each: most_here(rules[each], share_of) - used[each])
         rule, level = rules[place], used[place]
+        most = most_here(rule, share_of)
         if rule.period is Period.MINUTE:
-            whole_s = level / most_here(rule, share_of) * MINUTE_S
+            whole_s = level / most * MINUTE_S
         else:
             whole_s = resets_in_s(rule.period, wall) if level else 0.0
-        remains = max(0.0, rule.most - level)
+        remains = max(0.0, most - level)
         lines += (
             b"x-ratelimit-limit-%b: %d\r\nx-ratelimit-remaining-%b: %d\r\nx-ratelimit-reset-%b: %b\r\n"
             % (label, rule.most, label, remains, label, duration(whole_s).encode())

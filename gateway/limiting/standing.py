@@ -34,6 +34,7 @@ async def standing(limiter: Limiter, plan: Plan) -> list[Standing]:
     rows = []
     for place, rule in enumerate(plan.rules):
         level = None if used is None else used[place]
+        most = rule.most if isinstance(found, Closed) else most_here(rule, found.share_of)
         rows.append(
             Standing(
                 scope=rule.limit.scope.value,
@@ -41,10 +42,10 @@ async def standing(limiter: Limiter, plan: Plan) -> list[Standing]:
                 models=rule.limit.models or None,
                 limit=rule.most,
                 used=level,
-                remaining=None if level is None else max(0.0, rule.most - level),
+                remaining=None if level is None else max(0.0, most - level),
                 resets_in_s=None
                 if level is None or isinstance(found, Closed)
-                else _resets_in_s(rule.period, level, most_here(rule, found.share_of), found.wall),
+                else _resets_in_s(rule.period, level, most, found.wall),
                 shadow=rule.shadow,
             )
         )

@@ -129,7 +129,9 @@ def test_the_share_of_a_minute_empties_at_the_pace_of_the_share():
     assert 15 * 10 <= let_through <= 15 * 11
     refused = next(each for each in found if not fits(each))
     assert 0 < refused.why.fits_in_s <= 4
-    assert b"reset-requests: 1m" in header_lines(refused.plan, (15.0, 0), 0.0, refused.share_of)
+    lines = header_lines(refused.plan, (15.0, 0), 0.0, refused.share_of)
+    assert b"limit-requests: 60\r\nx-ratelimit-remaining-requests: 0\r\n" in lines
+    assert b"reset-requests: 1m" in lines
     desk.close()
 
 
