@@ -273,7 +273,8 @@ class Room:
         if capacity is not None and need_tokens > capacity:
             return Exclusion.TOO_LARGE
         sample = self._latest(now)
-        if self.sequences == 0 and (sample is None or sample.running + sample.waiting == 0):
+        seen = 0 if sample is None else sample.running + sample.waiting
+        if self.sequences == self.elsewhere.requests == seen == 0:
             return None
         if sample is not None:
             if self._queued(sample):

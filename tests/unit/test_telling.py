@@ -108,6 +108,19 @@ def test_the_cache_that_another_takes_is_no_room_here_until_it_ends():
     assert room.verdict(Need(3800, 0), now) is None
 
 
+def test_a_backend_that_is_idle_but_for_what_another_sends_takes_no_more_than_fits():
+    world = World()
+    world.scrape(0)
+    room, now = world.backend(0).room, world.clock.at
+    assert room.verdict(Need(9_500, 0), now) is None
+    slot = world.take(1, prompt=6_000, output=0)
+    world.turn(1, 0)
+    assert room.verdict(Need(9_500, 0), now) is Exclusion.NO_KV_ROOM
+    slot.release()
+    world.turn(1, 0)
+    assert room.verdict(Need(9_500, 0), now) is None
+
+
 def test_what_has_ended_elsewhere_is_free_before_a_scrape_shows_it():
     world = World()
     slot = world.take(1, prompt=2000, output=0)
