@@ -125,7 +125,10 @@ def _text(block: Json) -> list[Json]:
 
 
 def _thought(block: Json) -> list[str]:
-    return [block["thinking"]] if block.get("thinking") is not None else []
+    thought = block.get("thinking")
+    if not isinstance(thought, str | None):
+        raise Unmodelled("a thought that is not text")
+    return [] if thought is None else [thought]
 
 
 def _call(block: Json) -> list[Json]:
@@ -139,9 +142,14 @@ def _call(block: Json) -> list[Json]:
 def _result(block: Json) -> list[Json]:
     content = block.get("content")
     if isinstance(content, list):
-        if any(not isinstance(each, dict) or each.get("type") != "text" for each in content):
+        texts = [
+            each.get("text", "")
+            for each in content
+            if isinstance(each, dict) and each.get("type") == "text"
+        ]
+        if len(texts) < len(content) or not all(isinstance(text, str) for text in texts):
             raise Unmodelled("a result that is not text")
-        content = "\n".join(each.get("text", "") for each in content)
+        content = "\n".join(texts)
     call_id = block.get("tool_use_id") or ""
     return [{"role": "tool", "tool_call_id": call_id, "content": content or ""}]
 

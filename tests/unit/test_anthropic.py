@@ -12,6 +12,7 @@ from gateway.wire.calls import ENDPOINTS, parse_call
 
 USER = {"role": "user", "content": "hi"}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
+NUMBER = {"type": "text", "text": 5}
 
 
 def chat(*messages, **fields):
@@ -74,6 +75,8 @@ def test_tools_their_use_and_their_results():
         {"output_config": {"effort": "high"}},
         {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": "x"}]}]},
         {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [IMAGE]}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [NUMBER]}]}]},
+        {"messages": [{"role": "assistant", "content": [{"type": "thinking", "thinking": 5}]}]},
         {"messages": "hi"},
         {"tools": [{"name": "x"}]},
     ],
