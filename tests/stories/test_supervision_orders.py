@@ -288,9 +288,13 @@ async def test_operators_order_by_the_command_line():
         assert (code, "There is no backend m/b9" in err) == (4, True)
         code, out, _ = await cli(world, "logs", "m/b1")
         assert (code, out) == (0, "")
-        assert (await cli(world, "hold", "--for", "30m"))[
-            2
-        ] == "automatic restarts of all pools are on hold for 30m\n"
+
+
+@story
+async def test_operators_hold_restarts_by_the_command_line():
+    async with machine() as on, fleet(on, *two(on)) as world:
+        _, _, err = await cli(world, "hold", "--for", "30m")
+        assert err == "automatic restarts of all pools are on hold for 30m\n"
         assert "automatic restarts are on hold for 30m." in (await cli(world, "events"))[1]
         await world.turns(3)
         assert (
