@@ -200,11 +200,14 @@ class Passing:
     def answered(self, backend: Backend, slot: Slot, status: int) -> None:
         """Note what a reply that came to its end tells of its backend; a 4xx tells nothing."""
         now, trial = self.clock.now(), backend.tries(slot)
+        seen: TrafficFailed | TrafficOk | None = None
         if status >= 500:
-            self.table.observe(backend.id, TrafficFailed(now, Ending.HTTP_5XX, trial))
+            seen = TrafficFailed(now, Ending.HTTP_5XX, trial)
             self.ledger.upstream_failed(backend.id, Ending.HTTP_5XX, hard=True)
         elif status < 400:
-            self.table.observe(backend.id, TrafficOk(now, trial))
+            seen = TrafficOk(now, trial)
+        if seen is not None and self.table.get(backend.id) is backend:
+            self.table.observe(backend.id, seen)
 
     def answer(
         self, down: Downstream, record: RequestRecord, ask: Ask, reply: Reply, most_bytes: int

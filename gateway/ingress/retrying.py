@@ -257,7 +257,8 @@ class Retrying:
         span_id = "" if record.trace is None else record.trace.attempt_id
         failed = Attempt(backend.id, record.engine_id, sent_at, now, error.ending, span_id)
         record.failed = (*record.failed, failed)
-        self._table.observe(backend.id, TrafficFailed(now, error.ending, backend.tries(slot)))
+        if self._table.get(backend.id) is backend:  # else a reload gave its name to another server
+            self._table.observe(backend.id, TrafficFailed(now, error.ending, backend.tries(slot)))
         if isinstance(error, EngineFull):
             record.usage = None  # it did nothing, as its refusal says
         elif not isinstance(error, StreamMoved):
