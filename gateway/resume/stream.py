@@ -77,9 +77,7 @@ class TrailedStream(StreamWatch):
         self._partial = b""
         self._in_step = False  # one more token changes nothing else
         self._head = b""  # what the first backend's frames begin with, up to their choices
-        self._reached: Reached | None = (
-            None  # where the last one went on; None: the first one writes
-        )
+        self._reached: Reached | None = None  # where the last one went on, if not the first writes
         self.barrier: Barrier | None = None  # why nobody can go on where it broke off
         self.resumable = True  # nobody wants it to end where it breaks off
         self._failures = 0  # of backends, that others repaired
@@ -136,10 +134,8 @@ class TrailedStream(StreamWatch):
 
     def close(self) -> bytes:
         """Take note that the backend ended its stream in order; return the rest and the ending."""
-        rest, self._partial = (
-            self._partial.rstrip(b"\r\n") + b"\n\n",
-            b"",
-        )  # it may lack its blank line
+        rest = self._partial.rstrip(b"\r\n") + b"\n\n"  # it may lack its blank line
+        self._partial = b""
         out = super().feed(self._ours(rest)) if self.cut is None and is_whole(rest) else b""
         return self._unveiled(out + super().close() if self.cut is None else out)
 
@@ -199,6 +195,11 @@ class TrailedStream(StreamWatch):
         """Whether it broke off, and nothing came of the rest yet."""
         return self.cut is not None or (self._reached is not None and not self.trail.proven)
 
+    @property
+    def answering(self) -> bool:
+        """See `StreamWatch`: whether who writes now has begun."""
+        return self.trail.proven if self.went_on else super().answering
+
     # --- where one backend ends, and another goes on ------------------------------------------------
 
     @property
@@ -256,9 +257,8 @@ class TrailedStream(StreamWatch):
             return Barrier.FAILURES
         call, trail = self._asked[0], self.trail
         if self._exact is None:
-            self._exact = may_go_on(call) and (
-                not isinstance(trail, Transcript) or takes_text(call)
-            )
+            by_text = isinstance(trail, Transcript)
+            self._exact = may_go_on(call) and (not by_text or takes_text(call))
         if not self._exact:
             return Barrier.REQUEST
         if self._long is not None or not trail.leads_on:  # a part of a frame was passed on

@@ -90,7 +90,7 @@ class Relay:
         self._connection = reply.connection  # as long as it is ours
         self._client = client
         self._error: GatewayError | None = None
-        self._events = 0
+        self._events = watch.events  # of a rest: what was said before
         assert reply.connection is not None
         self._loop = reply.connection.loop
         self._done: asyncio.Future[None] = self._loop.create_future()
@@ -218,11 +218,12 @@ class Relay:
                     ClientStalled(f"the client did not read for {patience.client_write_s:.0f} s")
                 )
             return
-        events = self.watch.events
-        if written := events != self._events:
-            self._events = events
+        if written := self.watch.events != self._events:
+            self._events = self.watch.events
             self._beaten_at = now
             silence.broken(now)
+        elif self.watch.answering:
+            silence.answered()
         if self.leaves is not None and self._client.started and (error := self.leaves()):
             self._break(error)
             return

@@ -80,6 +80,10 @@ class Silence(msgspec.Struct, gc=False):
         self.was_broken = True
         self.since = self.heard_at = self.open_at = now
 
+    def answered(self) -> None:
+        """Note that its engine has begun a reply, of which a parser may hold back all for long."""
+        self.pulse = None
+
     def restart(self, now: float) -> None:
         """Count from now: until now the backend had nothing to say, or nobody listened."""
         self.since = now

@@ -36,6 +36,10 @@ class Watch(Protocol):
         """What returns a chunk that is one event as it is passed on, None for one that is to be fed."""
 
     @property
+    def answering(self) -> bool:
+        """Whether its engine has begun a reply, though it may have shown nothing of it."""
+
+    @property
     def ended(self) -> bool:
         """Whether nothing may follow any more."""
 
@@ -70,6 +74,7 @@ class PlainWatch:
     _HEAD_BYTES: Final = 4096
     _TAIL_BYTES: Final = 4096
     between_frames: Final = False  # there are none
+    answering: Final = False  # what comes of one is an event
     cut: Fault | None = None
     by_sight: Callable[[bytes], bytes | None] | None = None
 

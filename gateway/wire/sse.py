@@ -129,6 +129,11 @@ class StreamWatch:
         """Let what breaks it off be its end."""
 
     @property
+    def answering(self) -> bool:
+        """Whether its engine has begun a reply, though it may have shown nothing of it."""
+        return self.began is not None
+
+    @property
     def between_frames(self) -> bool:
         """Whether what was passed on ends with a whole frame, so that a comment may follow."""
         return self._long is None and not self.ended

@@ -1,5 +1,6 @@
 """When an engine has surely forgotten a request: by what others got meanwhile."""
 
+import asyncio
 import math
 from types import SimpleNamespace
 
@@ -18,7 +19,10 @@ from gateway.core.types import (
     Route,
 )
 from gateway.pools.pulse import Pulse
+from gateway.upstream.relay import Relay
 from gateway.upstream.silence import Patience, silence_of
+from gateway.wire.sse import StreamWatch
+from tests.unit.test_resume import FAULT, begun, frame, role
 
 PATIENCE = Patience(600.0, 45.0, math.inf, math.inf)
 STALE_S = 3.0
@@ -111,3 +115,55 @@ def test_what_was_written_while_it_was_sent_does_not_count():
     assert not silence.is_forgotten(200.0)
     silence.restart(150.0)
     assert not silence.is_forgotten(200.0)
+
+
+# --- what has come, and shows nothing yet ---------------------------------------------------------
+
+STARTED = (
+    b"event: message_start\n"
+    b'data: {"type":"message_start","message":{"id":"m","usage":{"input_tokens":64}}}\n\n'
+)
+
+
+def unshown(watch, data=b"", endpoint=Endpoint.CHAT):
+    """Return whether a stream is thought forgotten that showed nothing for 50 s, but for this data."""
+
+    async def relayed():
+        pulse = Pulse(sees_steps=True)
+        silence = silent(pulse, endpoint, stream=True)
+        connection = SimpleNamespace(
+            loop=asyncio.get_running_loop(), silence=silence, abort=lambda: None
+        )
+        client = SimpleNamespace(
+            started=True, writing_paused=False, write=lambda data: None, write_chunk=None
+        )
+        relay = Relay(SimpleNamespace(connection=connection), watch, client, 100.0)
+        relay.on_tick(100.5)
+        if data:
+            relay.on_data(data)
+        relay.on_tick(101.0)
+        running(pulse, ENOUGH * 9)
+        return silence.is_forgotten(150.0)
+
+    return asyncio.run(relayed())
+
+
+def messages():
+    return StreamWatch(Dialect.MESSAGES, choices=1, hide_usage=False, request_id="r")
+
+
+def test_a_message_that_has_begun_is_not_forgotten_though_a_parser_holds_back_its_text():
+    assert unshown(messages(), endpoint=Endpoint.MESSAGES)
+    assert not unshown(messages(), STARTED, Endpoint.MESSAGES)
+
+
+def rest():
+    watch = begun(frame("a", [4]), frame("b", [5]))
+    watch.broken(FAULT)
+    assert watch.rest() is not None
+    return watch
+
+
+def test_the_rest_of_a_stream_is_forgotten_before_its_engine_tells_its_prompt_and_not_afterwards():
+    assert unshown(rest())
+    assert not unshown(rest(), role([1, 2, 3, 4, 5]))
