@@ -6,7 +6,8 @@ byte of its reply, each other one got many times the tokens that its whole reply
 one takes).
 
 What the server does before its engine sees a request takes no such time, but for media: a request that has some
-is never thought forgotten. Nor is one that may call tools of the server's (Responses).
+is never thought forgotten. Nor is one that may call tools of the server's (Responses), nor a beam search: its
+engine gets each of its tokens as requests of their own, with a pause between them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from gateway.pools.pulse import Pulse, Waits
 # An engine that guesses tokens ahead gives some requests up to seven a step, and others one.
 _TIMES_OVER: Final = 8.0
 _READ_PER_STEP: Final = 64  # tokens of its prompt at least, beside all that is written
+_BEAM_SEARCH: Final = "use_beam_search"
 _ONLY_ENGINE: Final = GENERATES - {Endpoint.RESPONSES}
 
 
@@ -133,7 +135,9 @@ class Silence(msgspec.Struct, gc=False):
 def silence_of(patience: Patience, now: float, backend: Backend, ask: Ask) -> Silence:
     """Return the silence of a client's request that is sent to a backend now."""
     call = ask.call
-    if call.endpoint in _ONLY_ENGINE and (call.text_bytes is not None or call.prompt_token_ids):
+    is_text = call.text_bytes is not None or call.prompt_token_ids
+    searches = _BEAM_SEARCH in (call.fields or call.places or ())  # an ordinary body has neither
+    if call.endpoint in _ONLY_ENGINE and is_text and not searches:
         most, pulse = ask.demand.max_new_tokens or ask.route.window_tokens, backend.pulse
         wrote = pulse.each_wrote_tokens
         return Silence(patience, now, backend.works, ask.need, pulse, most, now, wrote)

@@ -29,10 +29,18 @@ STALE_S = 3.0
 
 
 def silent(
-    pulse, endpoint=Endpoint.CHAT, *, stream=False, limit=10, window=None, text_bytes=40, prompt=64
+    pulse,
+    endpoint=Endpoint.CHAT,
+    *,
+    stream=False,
+    limit=10,
+    window=None,
+    text_bytes=40,
+    prompt=64,
+    **more,
 ):
     """Return the silence of a request that is sent now, at 100 s."""
-    call = Call(endpoint, Dialect.CHAT, "m", stream, b"", limit, text_bytes=text_bytes)
+    call = Call(endpoint, Dialect.CHAT, "m", stream, b"", limit, text_bytes=text_bytes, **more)
     demand = Demand(prompt, exact=True, max_new_tokens=limit)
     route = Route("m", "m", "m", window_tokens=window)
     ask = Ask(route, call, demand, Caller("k", "n", "t", 0), Need(prompt, 10, streams=stream))
@@ -82,6 +90,10 @@ ENOUGH = 88
         (ENOUGH * 9, {}, {"limit": None, "window": 64}, True),
         (ENOUGH * 9, {}, {"text_bytes": None}, False),  # a server may load a film for minutes
         (ENOUGH * 9, {}, {"endpoint": Endpoint.RESPONSES}, False),  # or call tools
+        # Each token is a request of its own to the engine.
+        (ENOUGH * 9, {}, {"fields": {"use_beam_search": b"true"}}, False),
+        (ENOUGH * 9, {}, {"places": {"use_beam_search": (1, 5)}}, False),
+        (ENOUGH * 9, {}, {"fields": {"n": b"2"}}, True),
         (ENOUGH * 9, {}, {"endpoint": Endpoint.EMBEDDINGS}, False),
         (ENOUGH * 9, {}, {"endpoint": Endpoint.COMPLETIONS}, True),
     ],
