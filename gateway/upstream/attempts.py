@@ -29,6 +29,7 @@ applied); Envoy (retry_budget: 20 %, min_retry_concurrency 3; full jitter from 2
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import Enum
 from typing import Final
 
@@ -109,6 +110,7 @@ class Budget:
 
     def __init__(self) -> None:
         self._pools: dict[object, str] = {}  # by request
+        self._under_way: Counter[str] = Counter()  # by pool
 
     def begin(self, request: object, pool: str, active: int) -> bool:
         """Count another attempt of a request if it may be made, with so many requests in flight in its pool."""
@@ -117,12 +119,15 @@ class Budget:
         if self.under_way(pool) >= allowed:
             return False
         self._pools[request] = pool
+        self._under_way[pool] += 1
         return True
 
     def end(self, request: object) -> None:
         """Count it no more; further calls do nothing."""
-        self._pools.pop(request, None)
+        pool = self._pools.pop(request, None)
+        if pool is not None:
+            self._under_way[pool] -= 1
 
     def under_way(self, pool: str) -> int:
         """Return how many there are in a pool."""
-        return sum(each == pool for each in self._pools.values())
+        return self._under_way[pool]

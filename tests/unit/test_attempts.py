@@ -131,3 +131,24 @@ def test_a_pool_has_three_of_them_or_a_fifth_of_what_is_under_way():
     assert budget.under_way("m") == 4
     assert budget.begin(10, "m", 25)  # one that has a place keeps it
     assert budget.under_way("m") == 4
+
+
+class Compared(str):
+    """A pool's name that counts how often it was looked at."""
+
+    __slots__ = ()
+
+    times = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        Compared.times += 1
+        return str.__eq__(self, other)
+
+
+def test_one_more_is_counted_without_a_look_at_all_the_others():
+    budget = Budget()
+    for request in range(1000):
+        budget.begin(request, Compared("m"), 5000)
+    assert budget.under_way("m") == 1000
+    assert Compared.times < 10 * 1000
