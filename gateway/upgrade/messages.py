@@ -21,7 +21,7 @@ import msgspec
 
 from gateway.heal.decisions import Tries
 
-MOST_BYTES: Final = 64 * 1024
+MOST_BYTES: Final = 1024 * 1024  # `Go` names each backend, twice as a rule
 VARIABLE: Final = "GATEWAY_TAKES_OVER"  # in the environment of the new process: `Inherits`, as JSON
 
 

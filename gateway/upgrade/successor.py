@@ -94,6 +94,8 @@ class Successor:
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
+        # A message is sent as a whole or not at all; the system may allow less.
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST_BYTES)
         with theirs:
             given = Inherits(theirs.fileno(), public.fileno(), admin.fileno(), kept)
             words = words or command()

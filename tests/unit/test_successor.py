@@ -4,6 +4,7 @@ import asyncio
 import socket
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +12,8 @@ from gateway.ingress.listener import Listen, bind
 from gateway.launch import proc
 from gateway.ops.upgrading import UpgradeFailed
 from gateway.upgrade import messages
-from gateway.upgrade.messages import Failed, Go, Loaded, Ready
+from gateway.upgrade.messages import Failed, Go, Inherits, Loaded, Ready
+from gateway.upgrade.predecessor import Predecessor
 from gateway.upgrade.successor import Successor, why_not
 
 SHELL = (500, "bash")
@@ -46,6 +48,22 @@ def test_elsewhere_it_may_be_tried(pid, parent, environ):
 def test_messages_come_back_as_they_were_sent():
     every = [Loaded(7, "1.0"), Go(["m/a"], []), Ready(["m/b"]), Failed("no")]
     assert [messages.decode(messages.encode(each)) for each in every] == every
+
+
+def test_it_is_told_of_a_thousand_backends():
+    names = [f"{'a-pool-of-some-model':-<30}/vllm-{number:-<30}:8000" for number in range(1000)]
+    told = Go(names, names, {names[0]: "ordered by an operator"})
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listeners = [socket.socket(), socket.socket()]
+    with ours:
+        ours.setblocking(False)
+        Successor(SimpleNamespace(pid=7), ours).go(told)
+        given = Inherits(theirs.detach(), *(each.detach() for each in listeners))
+        before = Predecessor(given)
+        before.loaded()
+        assert before.expects == told
+        for each in (before._channel, *before.listeners.values()):
+            each.close()
 
 
 def run_as_successor(script, then):
