@@ -5,7 +5,7 @@
 Each worker is a gateway that accepts connections from the same listener. The parent serves nobody: it has what
 the workers share (`store.group`), and passes calls on between them. One that dies is started again, at once if
 it ran for a while, else later each time. A worker that is upgraded starts its own successor (`gateway.upgrade`),
-which takes its place here when it says who it is.
+which takes its place here once it serves; the one before finishes its requests.
 
 SIGTERM and SIGINT end all workers, each as it would end alone; SIGHUP reloads them, each once it serves.
 SIGUSR2 upgrades worker 1, which has the others upgraded before it.
@@ -22,7 +22,7 @@ import signal
 import socket
 import struct
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final
 
@@ -72,7 +72,7 @@ class Parent:
         self._workers: list[Worker] = []  # that run, the oldest first
         self._stopping = asyncio.Event()
         self._failed: NotStarted | None = None
-        self._channels: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Keep the workers running until told to stop, and until all have ended.
@@ -108,7 +108,7 @@ class Parent:
             for each in tuple(self._workers):
                 await each.ended.wait()
             meeting.cancel()
-            for task in self._channels:
+            for task in self._tasks:
                 task.cancel()
             listener.close()
 
@@ -149,15 +149,16 @@ class Parent:
         worker = self._spawn(number)
         began = False
         while True:
-            await worker.ended.wait()
-            await self._gone(worker)
-            heir = next((each for each in self._workers if each.number == number), None)
+            await worker.left.wait()
+            self._see_off(worker)
+            every = [each for each in self._workers if each.number == number]
+            heir = next((each for each in every if not each.left.is_set()), None)
             began = began or worker.serving.is_set()
             if heir is not None:
                 worker = heir
                 continue
             if self._stopping.is_set():
-                return
+                break
             if not began:
                 self._failed = NotStarted(worker)
                 self._stop(signal.SIGINT)
@@ -174,8 +175,10 @@ class Parent:
                 async with asyncio.timeout(wait_s):
                     await self._stopping.wait()
             if self._stopping.is_set():
-                return
+                break
             worker = self._spawn(number)
+        for each in [each for each in self._workers if each.number == number]:
+            await each.ended.wait()  # of those that were replaced, some may finish requests yet
 
     def _spawn(self, number: int) -> Worker:
         public, admin, kept = self._listeners
@@ -195,6 +198,20 @@ class Parent:
         self._workers.append(worker)
         return worker
 
+    def _see_off(self, worker: Worker) -> None:
+        """Forget a process once it has ended; what was replaced finishes its requests first."""
+
+        async def ended() -> None:
+            await worker.ended.wait()
+            await self._gone(worker)
+
+        self._beside(ended(), f"the end of process {worker.pid}")
+
+    def _beside(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = start(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     async def _gone(self, worker: Worker) -> None:
         """Forget a process; what it led is free at once, for it certainly leads no more."""
         if worker in self._workers:
@@ -204,8 +221,9 @@ class Parent:
 
     def _in_charge(self, number: int) -> Worker | None:
         """Return the newest process of a number that serves."""
-        every = [each for each in self._workers if each.number == number and each.serving.is_set()]
-        return every[-1] if every else None
+        every = [each for each in self._workers if each.number == number and not each.left.is_set()]
+        serving = [each for each in every if each.serving.is_set()]
+        return serving[-1] if serving else None
 
     async def _served(self, number: int) -> bool:
         """Wait until a worker serves; False: this gateway is to stop."""
@@ -225,9 +243,7 @@ class Parent:
             if uid != os.getuid():
                 connected.close()
                 continue
-            task = start(self._meet(connected, pid), name=f"process {pid}")
-            self._channels.add(task)
-            task.add_done_callback(self._channels.discard)
+            self._beside(self._meet(connected, pid), f"process {pid}")
 
     async def _meet(self, connected: socket.socket, pid: int) -> None:
         """Serve one process until it closes its end."""
@@ -252,6 +268,9 @@ class Parent:
     def _answers(self, worker: Worker) -> Answers:
         async def serving() -> None:
             worker.serves()
+            for each in self._workers:
+                if each.number == worker.number and each is not worker:
+                    each.left.set()  # an upgrade: it finishes its requests
 
         async def others_ended() -> None:
             for each in [each for each in self._workers if each is not worker]:

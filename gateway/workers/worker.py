@@ -23,6 +23,7 @@ class Worker:
     child: subprocess.Popen[bytes] | None = None  # None: its predecessor started it
     channel: Channel | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    left: asyncio.Event = field(default_factory=asyncio.Event)  # or another process took its place
     serving: asyncio.Event = field(default_factory=asyncio.Event)
     leases: dict[str, Lease] = field(default_factory=dict)
     reload_due: bool = False
@@ -63,6 +64,7 @@ class Worker:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(self.pid, os.WNOHANG)
             self.ended.set()
+            self.left.set()
 
         loop.add_reader(handle, gone)
 

@@ -1,0 +1,73 @@
+"""The parent of workers, with processes that only say who they are."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+
+from gateway.core.aio import start
+from gateway.ingress.listener import Listen, Listeners, bind
+from gateway.workers.parent import Parent
+
+# The first process is replaced by another one at once, which ends soon; it has requests to finish meanwhile.
+WORKER = """
+import asyncio, os, pathlib, signal
+from gateway.store.group import VARIABLE, Group, Place
+import msgspec
+
+place = msgspec.json.decode(os.environ[VARIABLE], type=Place)
+folder = pathlib.Path(os.environ["STARTED"])
+is_first = not (folder / "1").exists()
+is_heir = is_first and not os.fork()
+(folder / ("2" if is_heir else "1" if is_first else str(os.getpid()))).touch()
+
+async def main():
+    told = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
+    if is_heir:
+        await asyncio.sleep(0.5)
+    group = Group.join(place)
+    running = asyncio.get_running_loop().create_task(group.run())
+    await group.meet()
+    await group.serving()
+    if is_heir:
+        await asyncio.sleep(0.3)
+        os._exit(1)
+    await told.wait()
+    if is_first:
+        (folder / "told").touch()
+        await asyncio.sleep(0.5)
+        (folder / "finished").touch()
+    os._exit(0)
+
+asyncio.run(main())
+"""
+
+
+async def until(condition, seconds):
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await asyncio.sleep(0.05)
+    return condition()
+
+
+def test_a_successor_that_dies_is_started_again_while_the_one_before_still_finishes(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("STARTED", str(tmp_path))
+
+    async def check():
+        with bind(Listen("127.0.0.1", 0)) as public, bind(Listen("127.0.0.1", 0)) as admin:
+            parent = Parent(Listeners(public, admin), 1, [sys.executable, "-c", WORKER])
+            running = start(parent.run(), name="parent")
+            began = await until(lambda: len([*tmp_path.iterdir()]) == 3, 30)
+            told_by_then = (tmp_path / "told").exists()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await running
+            assert began
+            assert not told_by_then
+            assert (tmp_path / "finished").exists()
+
+    asyncio.run(check())
