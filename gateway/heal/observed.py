@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.core.aio import Clock
-from gateway.core.types import Phase
+from gateway.core.types import Phase, RequestRecord
 from gateway.heal.decisions import CHANGED, Cause, Sign
 from gateway.heal.judges import Judges
 from gateway.heal.startup import StartWatch
@@ -50,6 +50,7 @@ class Observed:
         self.since: float | None = None  # when it was first seen
         self.watch: StartWatch | None = None  # over its start
         self.judges = Judges()  # of its incarnation
+        self._judged_from = clock.now()
         self.worked_at = clock.now()  # when it last gave a token that was asked for
         self.own_restarts = 0  # that its service manager made since we look
         self._pages, self._clock, self._timing = pages, clock, timing
@@ -113,6 +114,12 @@ class Observed:
     def begins(self, incarnation: Incarnation | None) -> None:
         """Take note of another incarnation: what was held against the last one ended with it."""
         self.incarnation, self.since, self.judges = incarnation, self._clock.now(), Judges()
+        self._judged_from = self.since
+
+    def ended(self, record: RequestRecord, *, failed: bool) -> None:
+        """Count a request that ended; not one that was sent to another server, which had its place before."""
+        if record.sent_at is None or record.sent_at >= self._judged_from:
+            self.judges.errors.observe(record.ended_at or self._clock.now(), failed=failed)
 
     async def _weigh(self, launcher: ProcessLauncher, most: int | None) -> None:
         now = self._clock.now()

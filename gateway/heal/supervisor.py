@@ -140,8 +140,7 @@ class Supervisor:
             unit = units.get(record.backend_id or "")
             known = record.error_code == BackendDown.default_code  # of that its unit is told
             if unit is not None and record.outcome in _COUNTED and not known:
-                at = record.ended_at or self.clock.now()
-                unit.observed.judges.errors.observe(at, failed=record.outcome in _FAILED)
+                unit.observed.ended(record, failed=record.outcome in _FAILED)
 
     def stand_by(self) -> None:
         """Let another gateway supervise as yet, which hands its backends over as they are. Then `run`."""

@@ -18,7 +18,8 @@ import pytest
 
 from gateway.core.aio import SystemClock
 from gateway.core.events import EventKind
-from gateway.core.types import Phase
+from gateway.core.types import Endpoint, Phase, RequestRecord
+from gateway.core.types import Outcome as RequestOutcome
 from gateway.heal.decisions import Why
 from gateway.heal.fleet import launcher_of
 from tests.stories.supervised import fleet, launched, machine
@@ -118,6 +119,32 @@ async def test_one_that_fails_most_of_its_requests_is_drained_and_restarted():
             assert restart.label == "errors"
             assert restart.detail == told
             await comes_back(world)
+
+
+def failed(sent_at, ended_at):
+    """Return twelve streams that were sent to b1 then, and broke off."""
+    every = [RequestRecord("r", Endpoint.CHAT, sent_at, stream=True) for _ in range(12)]
+    for each in every:
+        each.backend_id, each.outcome = "m/b1", RequestOutcome.STREAM_BROKEN
+        each.sent_at, each.ended_at = sent_at, ended_at
+    return every
+
+
+@story
+async def test_what_the_server_before_failed_is_not_held_against_the_one_that_has_its_place():
+    async with machine() as on:
+        clock, backends = Forward(), (launched(on["m/b1"]), launched(on["m/b2"]))
+        async with fleet(on, *backends, clock=clock) as world:
+            before = world.unit().observed.since
+            await world.slot().die()
+            await comes_back(world)
+            (first,) = world.told(EventKind.RESTART)
+            world.process.supervisor.ended(failed(before, clock.now()))
+            await world.turns()
+            assert world.told(EventKind.RESTART) == [first]
+            world.process.supervisor.ended(failed(clock.now(), clock.now()))
+            await world.until(lambda: len(world.told(EventKind.RESTART)) == 2)
+            assert world.told(EventKind.RESTART)[-1].label == "errors"
 
 
 @story
