@@ -14,7 +14,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Final
 
@@ -79,15 +79,21 @@ class Record:
         return (process.pid, process.started) == (self.pid, self.started)
 
 
+_FIELDS: Final = frozenset(each.name for each in fields(Record))
+
+
 def load(path: Path) -> Record | None:
     """Return the record in a file; None where there is none, or it is damaged.
+
+    What only another version of the gateway writes into it is passed over: its server is known all the same.
 
     Raises:
         LaunchError: it cannot be read just now, which says nothing of what runs.
     """
     try:
-        return Record(**json.loads(path.read_text()))
-    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
+        found = json.loads(path.read_text()).items()
+        return Record(**{name: value for name, value in found if name in _FIELDS})
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, AttributeError):
         return None
     except OSError as error:
         raise LaunchError(f"cannot read {path}: {error.strerror}", obstacle_of(error)) from error

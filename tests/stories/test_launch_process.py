@@ -597,6 +597,19 @@ def test_a_living_gateways_server_is_left_to_it_and_taken_over_after_it(bench):
     uvloop.run(story())
 
 
+def test_a_server_of_a_living_gateway_of_a_later_version_is_left_to_it(bench):
+    async def story():
+        with another_gateway(bench) as (_, started):
+            await bench.processes(1)
+            later = json.loads(bench.record.read_text()) | {"of_a_later_version": 1}
+            bench.record.write_text(json.dumps(later))
+            assert await bench.launcher(orphan="stop").look() == Seen(started, Runs.RUNNING)
+            assert len(bench.left()) == 1
+            assert json.loads(bench.record.read_text()) == later
+
+    uvloop.run(story())
+
+
 def test_the_log_of_another_living_gateways_server_is_read_too(bench):
     """Else its start would be silent here, and pass for one that hangs."""
 

@@ -1,6 +1,7 @@
 """The log file, the record and the file names of launched servers; what /proc says."""
 
 import dataclasses
+import json
 import os
 import pathlib
 import signal
@@ -161,6 +162,12 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["r.json"]
     assert RECORD.incarnation == "40-41-boot-id-"
     assert dataclasses.replace(RECORD, pid=0).incarnation is None
+
+
+def test_a_record_of_a_later_version_is_read_as_far_as_it_is_known(tmp_path):
+    text = json.dumps(dataclasses.asdict(RECORD) | {"of_a_later_version": 1})
+    (tmp_path / "r").write_text(text)
+    assert load(tmp_path / "r") == RECORD
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"pid": 1}', '{"more": 1}', "\0"])
