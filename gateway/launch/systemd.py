@@ -39,6 +39,8 @@ _STATES: Final = {
     "failed": Runs.ENDED,
 }
 _EXITED: Final = 1  # CLD_EXITED; CLD_KILLED and CLD_DUMPED give the signal as the status
+_STOPS: Final = frozenset({"exit-code", "signal", "core-dump"})  # results: how the process ended
+_UNLIMITED: Final = 2**64 - 1
 _NO_PROGRAM: Final = 203  # EXIT_EXEC, systemd.exec(5)
 _NO_FOLDER: Final = 200  # EXIT_CHDIR
 # What the job's result tells: systemd.unit(5), `JobRemoved`.
@@ -149,17 +151,31 @@ def _seen(shown: Mapping[str, Any]) -> Seen:
 
 
 def _state(shown: Mapping[str, Any]) -> Runs:
-    """Return the state; of an inactive unit, by whether its process ended before systemd stopped it.
+    """Return the state; of a unit that is over, by whether its process ended before systemd stopped it.
 
     A process that ends by itself with exit code 0 leaves the unit inactive too, as vLLM does when
-    its engine dies. Then the unit leaves `active` after the end of the process, not before.
+    its engine dies. Then the unit leaves `active` after the end of the process, not before. And one
+    that systemd stops leaves it failed where it ends in an unusual way, or has to be killed.
     """
     state = _STATES.get(str(shown["ActiveState"]), Runs.ABSENT)
+    began_us = int(shown.get("InactiveExitTimestampMonotonic", 0))
     ended_us = int(shown.get("ExecMainExitTimestampMonotonic", 0))
     left_us = int(shown.get("ActiveExitTimestampMonotonic", 0))
     if state is Runs.ABSENT and 0 < ended_us <= left_us:
         return Runs.ENDED
+    if state is Runs.ENDED and began_us <= left_us < ended_us and _stopped(shown):
+        return Runs.ABSENT
     return state
+
+
+def _stopped(shown: Mapping[str, Any]) -> bool:
+    """Whether a unit that left `active` before its process ended can only have been told to stop.
+
+    systemd itself ends one that runs out of memory, does not feed its watchdog, or runs for longer
+    than it may (RuntimeMaxSec), which has the same result as a stop that takes too long.
+    """
+    result, limit_us = shown.get("Result"), int(shown.get("RuntimeMaxUSec", _UNLIMITED))
+    return result in _STOPS or (result == "timeout" and limit_us == _UNLIMITED)
 
 
 def _exit_code(shown: Mapping[str, Any]) -> int | None:

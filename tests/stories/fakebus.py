@@ -28,7 +28,13 @@ LOADED: dict[str, Any] = {
     "ExecMainStatus": 0,
     "ExecMainExitTimestampMonotonic": 0,
 }
-_TYPES = {"InvocationID": "ay", "NRestarts": "u", "ExecMainCode": "i", "ExecMainStatus": "i"}
+_TYPES = {
+    "InvocationID": "ay",
+    "NRestarts": "u",
+    "ExecMainCode": "i",
+    "ExecMainStatus": "i",
+    "RuntimeMaxUSec": "t",
+}
 
 
 class Systemd:

@@ -103,6 +103,8 @@ def test_states_are_told_as_they_are(tmp_path, monkeypatch, properties, state, c
         ({"how": 2, "status": 15}, Runs.ENDED, -15, ""),  # `kill PID`
         ({"how": 2, "status": 15, "by_job": True}, Runs.ABSENT, -15, ""),
         ({"status": 2}, Runs.ENDED, 2, "failed: exit-code"),
+        ({"status": 1, "by_job": True}, Runs.ABSENT, 1, ""),  # its engine did not end well
+        ({"how": 2, "status": 9, "by_job": True}, Runs.ABSENT, -9, ""),
         ({"status": 203}, Runs.ENDED, 203, "cannot run its program"),
         ({"status": 200}, Runs.ENDED, 200, "cannot enter its folder"),
     ],
@@ -116,6 +118,24 @@ def test_a_unit_that_a_person_stopped_has_not_failed(
             seen = await launcher.look()
             assert (seen.incarnation, seen.state, seen.exit_code) == (FIRST, state, code)
             assert says in seen.detail
+
+    uvloop.run(story())
+
+
+@pytest.mark.parametrize(
+    ("more", "state"),
+    [
+        ({"Result": "timeout", "RuntimeMaxUSec": 2**64 - 1}, Runs.ABSENT),  # TimeoutStopSec
+        ({"Result": "timeout", "RuntimeMaxUSec": 10**12}, Runs.ENDED),
+        ({"Result": "watchdog", "RuntimeMaxUSec": 2**64 - 1}, Runs.ENDED),
+    ],
+)
+def test_what_systemd_ends_of_its_own_accord_no_person_stopped(tmp_path, monkeypatch, more, state):
+    async def story():
+        async with machine(tmp_path, monkeypatch) as (systemd, launcher):
+            systemd.ends(UNIT, how=2, status=9, by_job=True)
+            systemd.unit(UNIT, **more)
+            assert (await launcher.look()).state is state
 
     uvloop.run(story())
 
