@@ -133,7 +133,10 @@ class ProcessLauncher:
         record = self._load()
         if record is None:
             return ""
-        return await asyncio.to_thread(self.log_file.tail, max_bytes, record.log_offset)
+        text = await asyncio.to_thread(self.log_file.tail, max_bytes, record.log_offset)
+        # Once the file was rotated, the starts before stand in front of this one.
+        before, _, own = text.partition(self._headline(record.nonce))
+        return own.partition("\n")[2] if own else before
 
     async def new_lines(self) -> tuple[str, ...]:
         """Return the lines since the last call; after a start, from its first line on.
@@ -319,7 +322,7 @@ class ProcessLauncher:
             nonce = secrets.token_hex(8)
             at = time.strftime("%Y-%m-%dT%H:%M:%S%z")
             with naming(self.log_file.path):
-                os.write(output, f"--- {self.backend_id}: start {nonce} at {at} ---\n".encode())
+                os.write(output, f"{self._headline(nonce)} at {at} ---\n".encode())
             base = digest(cmdline.argv(self._launch, Changes()))
             record = Record(nonce, proc.boot_id(), 0, 0, base, self.log_file.size).taken_over()
             record = replace(record, settings_sha256=self._settings_sha256)
@@ -336,6 +339,9 @@ class ProcessLauncher:
             return record.incarnation or Incarnation("")
         finally:
             os.close(output)
+
+    def _headline(self, nonce: str) -> str:
+        return f"--- {self.backend_id}: start {nonce}"
 
     def _restore(self, before: Record | None) -> None:
         if before is not None:

@@ -278,6 +278,31 @@ def test_how_it_ended_and_what_it_said_last_are_told(bench):
     uvloop.run(story())
 
 
+def test_the_log_of_a_start_has_none_of_those_before_even_where_it_was_rotated(bench):
+    async def story():
+        launcher = bench.launcher("--lines", "2")
+        first = await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        await bench.serving(launcher)
+        with launcher.log_file.path.open("ab") as log:
+            log.write(b"x" * ROTATE_BYTES + b"\nof the start before\n")
+        second = await launcher.restart(first, grace_s=GRACE_S, changes=PLAIN)
+        await bench.serving(launcher)
+        path = launcher.log_file.path
+        assert "start before" in path.with_name(f"{path.name}.1").read_text()  # it was rotated
+        lines = (await launcher.log(1000)).splitlines()
+        assert [line.partition(" ")[0] for line in lines] == [
+            "line",
+            "line",
+            "holds",
+            "sees",
+            "serves",
+        ]
+        assert await launcher.log(20) == (await launcher.log(1000))[-20:]
+        await launcher.stop(second, grace_s=GRACE_S)
+
+    uvloop.run(story())
+
+
 def test_it_holds_nothing_of_ours_and_sees_its_gpus_and_not_our_secrets(bench, monkeypatch):
     monkeypatch.setenv("GATEWAY_ADMIN_TOKEN", "secret")
 
