@@ -78,7 +78,9 @@ def _changes(
         case Remedy.ENFORCE_EAGER:
             return Changes({"enforce-eager": True})
         case Remedy.FP8_KV_CACHE:
-            return Changes({"kv-cache-dtype": "fp8"})
+            # fp8_e4m3 and the like are as small.
+            is_fp8 = str(in_force.get("kv-cache-dtype", "")).startswith("fp8")
+            return None if is_fp8 else Changes({"kv-cache-dtype": "fp8"})
         case Remedy.ADJUST_GPU_MEMORY_UTILIZATION:
             return _utilization(value, pool.min_gpu_memory, configured)
         case Remedy.SPAWN | Remedy.NCCL_P2P_OFF:

@@ -63,8 +63,9 @@ def test_what_is_in_force_already_did_not_help_and_the_next_one_is_taken():
     assert changes(offering(LENGTH, FP8), settings, {"max-model-len": 8192}, applied)[0] == {
         "kv-cache-dtype": "fp8"
     }
-    everything = {"max-model-len": 8192, "kv-cache-dtype": "fp8"}
-    assert changes(offering(LENGTH, FP8), settings, everything) is None
+    for fp8 in ("fp8", "fp8_e4m3", "fp8_e5m2"):
+        everything = {"max-model-len": 8192, "kv-cache-dtype": fp8}
+        assert changes(offering(LENGTH, FP8), settings, everything) is None
 
 
 @pytest.mark.parametrize(
