@@ -61,12 +61,20 @@ def _judged(
             plan = replace(plan, gpu_memory_bytes=memory_bytes)
         why, hint = _unknown(plan, folder)
         if why or folder is None:
-            message = f"{backend.name}: cannot tell whether it fits: {why}"
-            return "not judged", [Remark(path, "fit-unknown", message, hint, Severity.WARNING)]
-        found = fit(read_model(folder), plan)
+            return "not judged", [_untold(path, backend.name, why, hint)]
+        model = read_model(folder)
+        if plan.dp > 1 and model.experts:
+            why = "how its engines share the experts (data-parallel-size) is not known here"
+            return "not judged", [_untold(path, backend.name, why)]
+        found = fit(model, plan)
     except (ModelFolderError, PlanError) as error:
         return "not judged", [Remark(path, "fit-unknown", f"{backend.name}: {error}")]
     return found.verdict.value, list(_remarks(path, backend.name, found))
+
+
+def _untold(path: KeyPath, name: str, why: str, hint: str = "") -> Remark:
+    message = f"{name}: cannot tell whether it fits: {why}"
+    return Remark(path, "fit-unknown", message, hint, Severity.WARNING)
 
 
 def _unknown(plan: Plan, folder: Path | None) -> tuple[str, str]:

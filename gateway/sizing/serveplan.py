@@ -67,6 +67,7 @@ class Plan:
     gpu_memory_bytes: int  # of one GPU, all of it
     tp: int = 1
     pp: int = 1
+    dp: int = 1  # engines of one server, each with all of a dense model
     dtype: Dtype | None = None
     kv_dtype: KvDtype = KvDtype.AUTO
     state_dtype: Dtype | None = None  # of recurrent layers; None: that of the model
@@ -105,7 +106,11 @@ class Plan:
 
 
 # Flags whose every form vLLM takes: with dashes or underscores, long or short.
-_SHORT: Final = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size"}
+_SHORT: Final = {
+    "tp": "tensor-parallel-size",
+    "pp": "pipeline-parallel-size",
+    "dp": "data-parallel-size",
+}
 _CPU_VARIABLES: Final = "VLLM_CPU_"  # envs.py: all of them are read by the CPU backend alone
 _CPU_CACHE_GIB: Final = (
     "VLLM_CPU_KVCACHE_SPACE"  # platforms/cpu.py: wins over --kv-cache-memory-bytes
@@ -122,7 +127,8 @@ def plan_of_args(
 
     Args:
         args: such as {"max-model-len": "32k", "enforce-eager": true}. Others are passed over.
-        gpus: how many GPUs it may see; they are taken by tensor parallelism unless told.
+        gpus: how many GPUs it may see; they are taken by tensor parallelism unless told
+            otherwise: with `data-parallel-size` each engine has one.
         gpu_memory_bytes: of one of them.
         env: its environment. A variable of the CPU backend says that it runs on a CPU.
 
@@ -131,6 +137,7 @@ def plan_of_args(
     """
     flags = {_flag(name): value for name, value in args.items() if value is not None}
     pp = _whole(flags, "pipeline-parallel-size") or 1
+    dp = _whole(flags, "data-parallel-size") or 1
     tp = _whole(flags, "tensor-parallel-size")
     env = env or {}
     cpu = "cpu" in str(flags.get("device", "")) or any(
@@ -140,8 +147,9 @@ def plan_of_args(
         flags["kv-cache-memory-bytes"] = GIB * (_whole(env, _CPU_CACHE_GIB) or 0)
     return Plan(
         gpu_memory_bytes=gpu_memory_bytes,
-        tp=tp or max(1, gpus // pp),
+        tp=tp or (1 if dp > 1 else max(1, gpus // pp)),
         pp=pp,
+        dp=dp,
         dtype=_dtype(flags, "dtype"),
         kv_dtype=_kv_dtype(flags),
         state_dtype=_dtype(flags, "mamba-ssm-cache-dtype"),

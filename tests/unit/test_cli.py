@@ -1117,19 +1117,44 @@ def test_a_launched_server_whose_program_or_model_folder_is_missing_is_a_warning
     ],
 )
 def test_fit_judges_a_server_on_a_cpu(run, tmp_path, env, args, code, said):
+    config = modelconfigs.LLAMA_3_8B | {"max_position_embeddings": 512}
+    file = launched(tmp_path, config, f"env: {env}, args: {args}")
+    ended, out, _ = run("check", file, "--fit")
+    assert said in out
+    assert ended == code
+
+
+def launched(tmp_path, config, more, weights=4):
+    """Write a file with one launched server, whose model has `weights` numbers in its folder."""
     folder = tmp_path / "model"
     folder.mkdir()
-    config = modelconfigs.LLAMA_3_8B | {"max_position_embeddings": 512}
     (folder / "config.json").write_text(json.dumps(config))
-    head = json.dumps({"w": {"dtype": "BF16", "shape": [4], "data_offsets": [0, 8]}}).encode()
-    weights = len(head).to_bytes(8, "little") + head + bytes(8)
-    (folder / "model.safetensors").write_bytes(weights)
+    tensor = {"dtype": "BF16", "shape": [weights], "data_offsets": [0, 2 * weights]}
+    head = json.dumps({"w": tensor}).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        file.truncate(8 + len(head) + 2 * weights)
     file = tmp_path / "gw.yaml"
     file.write_text(
         f"pools: {{m: {{backends: [{{name: b1, launch: {{command: [{sys.executable}, serve, {folder}],"
-        f" port: 8001, env: {env}, args: {args}}}}}]}}}}\nkeys: none"
+        f" port: 8001, {more}}}}}]}}}}\nkeys: none"
     )
-    ended, out, _ = run("check", file, "--fit")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("config", "code", "said"),
+    [
+        (modelconfigs.LLAMA_3_8B, 3, "does-not-fit"),  # 16 GB, and not 4
+        (modelconfigs.DEEPSEEK_V2_LITE, 0, "how its engines share the experts"),
+    ],
+)
+def test_each_engine_of_a_data_parallel_server_needs_all_of_a_dense_model(
+    run, tmp_path, config, code, said
+):
+    more = "gpus: [0, 1, 2, 3], args: {data-parallel-size: 4, max-model-len: 512}"
+    file = launched(tmp_path, config, more, weights=8 * 10**9)
+    ended, out, _ = run("check", file, "--fit", "--gpu-memory", "12GiB")
     assert said in out
     assert ended == code
 

@@ -448,6 +448,8 @@ def test_flags_are_read_as_vllm_reads_them():
 
 def test_gpus_are_taken_by_tensor_parallelism_unless_told():
     assert plan_of_args({}, 4).tp == 4
+    assert plan_of_args({"data-parallel-size": 4}, 4).tp == 1
+    assert plan_of_args({"-dp": "2", "-tp": "2"}, 4).tp == 2
     assert plan_of_args({"pp": 2}, 4).tp == 2
     assert plan_of_args({"tensor-parallel-size": 1}, 4).tp == 1
 
