@@ -16,7 +16,7 @@ import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -129,12 +129,11 @@ class ProcessLauncher:
             await self._end(record, grace_s)
 
     async def log(self, max_bytes: int) -> str:
-        """Return the end of what this start wrote."""
+        """Return the end of what this start wrote; a file that was rotated has others before it."""
         record = self._load()
         if record is None:
             return ""
         text = await asyncio.to_thread(self.log_file.tail, max_bytes, record.log_offset)
-        # Once the file was rotated, the starts before stand in front of this one.
         before, _, own = text.partition(self._headline(record.nonce))
         return own.partition("\n")[2] if own else before
 
@@ -228,7 +227,8 @@ class ProcessLauncher:
         if await asyncio.to_thread(self.log_file.poll, rotates=record.is_ours):
             kept = self._load()
             if kept is not None and kept.nonce == record.nonce:
-                save(self._record_path, replace(kept, log_offset=0))
+                with suppress(OSError):  # the disk is full; a place in the log is worth no look
+                    save(self._record_path, replace(kept, log_offset=0))
 
     # --- acting alone -----------------------------------------------------------------------------
 

@@ -175,6 +175,27 @@ def test_a_full_disk_ends_no_server_that_could_not_be_started_anew(bench, full_d
     uvloop.run(story())
 
 
+def test_a_full_disk_keeps_nobody_from_looking_when_the_log_is_rotated(bench, full_disk):
+    async def story():
+        (full_disk / "filler").unlink()
+        bench.state.mkdir()
+        (bench.state / "run").symlink_to(full_disk)
+        launcher = bench.launcher()
+        started = await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        await bench.serving(launcher)
+        with contextlib.suppress(OSError), (full_disk / "filler").open("wb") as filler:
+            while True:
+                filler.write(b"x")
+                filler.flush()
+        os.truncate(launcher.log_file.path, ROTATE_BYTES + 1)
+        assert await launcher.look() == Seen(started, Runs.RUNNING)
+        assert launcher.log_file.size == 0  # it was rotated
+        (full_disk / "filler").unlink()
+        await launcher.stop(started, grace_s=GRACE_S)
+
+    uvloop.run(story())
+
+
 @pytest.mark.parametrize(
     ("command", "obstacle"),
     [
