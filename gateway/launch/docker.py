@@ -43,7 +43,8 @@ from gateway.launch.launcher import (
 
 SOCKET: Final = Path("/var/run/docker.sock")
 _CALL_S: Final = 30.0  # beyond the grace
-_LOG_LINES: Final = 2000
+# As many as the deaths of some hundred requests take, each told with a traceback: the cause stands above.
+_LOG_LINES: Final = 40_000
 _ANSWER_BYTES: Final = 4 * 1024 * 1024
 # The newest API version whose answers are known here (Docker 25); older daemons are asked in theirs.
 _VERSION: Final = (1, 44)

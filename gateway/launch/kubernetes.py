@@ -39,7 +39,8 @@ from gateway.launch.pods import (
 )
 
 _CALL_S: Final = 30.0
-_LOG_LINES: Final = 2000
+# As many as the deaths of some hundred requests take, each told with a traceback: the cause stands above.
+_LOG_LINES: Final = 10_000
 _TRIES: Final = 3  # a workload's status changes often, and each change refuses a patch made before
 _RESTARTED_AT: Final = "kubectl.kubernetes.io/restartedAt"
 _MERGE: Final = "application/strategic-merge-patch+json"

@@ -34,8 +34,8 @@ class Ran:
     err: str
 
 
-async def run(words: Sequence[str], *, timeout_s: float) -> Ran:
-    """Run a program without a shell and without input, and return its answer.
+async def run(words: Sequence[str], *, timeout_s: float, kept_bytes: int = _OUTPUT_BYTES) -> Ran:
+    """Run a program without a shell and without input, and return its answer: the last `kept_bytes` of each stream.
 
     Raises:
         LaunchError: it could not be started, or did not end in time; its group is killed then.
@@ -43,7 +43,7 @@ async def run(words: Sequence[str], *, timeout_s: float) -> Ran:
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         code = await execute(words, (out.fileno(), err.fileno()), timeout_s, _FILE_BYTES)
-        return Ran(code, _end(out), _end(err))
+        return Ran(code, _end(out, kept_bytes), _end(err, kept_bytes))
 
 
 async def execute(
@@ -90,7 +90,7 @@ def _start(words: Sequence[str], output: tuple[int, int]) -> subprocess.Popen[by
         raise LaunchError(f"cannot run {words[0]}: {error.strerror}", obstacle_of(error)) from error
 
 
-def _end(file: IO[bytes]) -> str:
+def _end(file: IO[bytes], most_bytes: int) -> str:
     size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - _OUTPUT_BYTES))
+    file.seek(max(0, size - most_bytes))
     return file.read().decode(errors="replace")

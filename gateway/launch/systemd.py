@@ -27,7 +27,8 @@ from gateway.launch.systemdbus import SystemdUnit
 _JOURNAL_S: Final = 10.0
 _CHANGE_S: Final = 30.0  # for a job to show, beyond the grace
 _LOOK_S: Final = 1.0  # at the latest, should a signal be lost
-_LOG_LINES: Final = 2000
+# As many as the deaths of some hundred requests take, each told with a traceback: the cause stands above.
+_LOG_LINES: Final = 10_000
 
 _UNIT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9:_.@-]{0,250}")
 _STATES: Final = {
@@ -107,7 +108,8 @@ class SystemdLauncher:
             return ""
         options = ("-o", "cat", "--no-pager", "--quiet", "-n", str(_LOG_LINES), "-u", self._name)
         invocation = f"_SYSTEMD_INVOCATION_ID={seen.incarnation}"
-        ran = await run((program, *options, invocation), timeout_s=_JOURNAL_S)
+        words = (program, *options, invocation)
+        ran = await run(words, timeout_s=_JOURNAL_S, kept_bytes=max_bytes)
         return ran.out.encode()[-max_bytes:].decode(errors="ignore")
 
     async def close(self) -> None:

@@ -319,13 +319,13 @@ def test_its_log_is_the_main_containers_of_the_newest_pod(tmp_path, monkeypatch)
         api.pod("old")
         api.pod("new")
         api.logs = {
-            "new/vllm": "".join(f"line {n}\n" for n in range(3000)),
+            "new/vllm": "".join(f"line {n}\n" for n in range(12_000)),
             "new/sidecar": "side\n",
         }
         async with cluster(tmp_path, monkeypatch, api, "ml/deployment/vllm") as launcher:
             text = await launcher.log(10**6)
-            assert text.startswith("line 1000\n")
-            assert await launcher.log(5) == "2999\n"
+            assert text.startswith("line 2000\n")
+            assert await launcher.log(6) == "11999\n"
             named = {"kubectl.kubernetes.io/default-container": "sidecar"}
             api.pods["new"]["metadata"]["annotations"] = named
             assert await launcher.log(100) == "side\n"

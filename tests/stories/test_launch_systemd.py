@@ -9,6 +9,7 @@ import uvloop
 
 from gateway.launch.launcher import Changes, LaunchError, Obstacle, Runs, Seen, Superseded
 from gateway.launch.systemd import SystemdLauncher
+from gateway.vllmlog.diagnosis import Kind, diagnose
 from tests.stories.fakebus import Systemd
 from tests.stories.fakes import install_journalctl
 
@@ -304,13 +305,39 @@ def test_a_connection_that_broke_off_half_made_is_made_anew(tmp_path, monkeypatc
 def test_its_journal_is_that_of_the_invocation(tmp_path, monkeypatch):
     async def story():
         monkeypatch.setenv("PATH", str(install_journalctl(tmp_path)))
-        lines = "".join(f"line {number}\n" for number in range(3000))
+        lines = "".join(f"line {number}\n" for number in range(12_000))
         (tmp_path / f"journal-{FIRST}").write_text(lines)
         async with machine(tmp_path, monkeypatch) as (_, launcher):
             text = await launcher.log(10**6)
-            assert text.startswith("line 1000\n")
-            assert text.endswith("line 2999\n")
-            assert await launcher.log(5) == "2999\n"
+            assert text.startswith("line 2000\n")
+            assert text.endswith("line 11999\n")
+            assert await launcher.log(6) == "11999\n"
+
+    uvloop.run(story())
+
+
+def test_the_cause_of_a_death_is_found_above_what_each_request_says_of_it(tmp_path, monkeypatch):
+    core = "(EngineCore_DP0 pid=9) ERROR 01-01 10:00:00 [core.py:1]"
+    server = "(APIServer pid=1) ERROR 01-01 10:00:01 [serving_chat.py:1]"
+    frame = '  File "/v/vllm/v1/engine/async_llm.py", line 1, in generate'
+    cause = [
+        "(APIServer pid=1) INFO 01-01 09:00:00 [launcher.py:1] Application startup complete.",
+        f"{core} EngineCore encountered a fatal error.",
+        f"{core} Traceback (most recent call last):",
+        f'{core}   File "/v/vllm/v1/engine/core.py", line 1, in run_busy_loop',
+        f"{core} torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    ]
+    for_each = [
+        f"{server} Traceback (most recent call last):",
+        *[f"{server} {frame}"] * 36,
+        f"{server} vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
+    ]
+
+    async def story():
+        monkeypatch.setenv("PATH", str(install_journalctl(tmp_path)))
+        (tmp_path / f"journal-{FIRST}").write_text("\n".join([*cause, *for_each * 200]))
+        async with machine(tmp_path, monkeypatch) as (_, launcher):
+            assert diagnose(await launcher.log(4 * 1024 * 1024)).kind is Kind.OOM_RUNTIME
 
     uvloop.run(story())
 
