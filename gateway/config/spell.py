@@ -7,6 +7,7 @@ Of a server's environment only the names are shown, and of its arguments none th
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from enum import Enum
@@ -97,11 +98,26 @@ def _hidden(value: Any, setting: FieldInfo | None) -> Any:
         return dict.fromkeys(value, HIDDEN)
     if Hides.ARGUMENTS not in marks:
         return value
+    return _without_secrets(value) if isinstance(value, dict) else list(_shown(value))
+
+
+def _without_secrets(value: Any) -> Any:
+    """Return what a flag is set to without its secrets; some take JSON, such as --kv-transfer-config."""
     if isinstance(value, dict):
         return {
-            key: HIDDEN if _FOR_A_SECRET.fullmatch(key) else each for key, each in value.items()
+            key: HIDDEN if _FOR_A_SECRET.fullmatch(key) else _without_secrets(each)
+            for key, each in value.items()
         }
-    return list(_shown(value))
+    if isinstance(value, list):
+        return [_without_secrets(each) for each in value]
+    if not (isinstance(value, str) and value.lstrip().startswith("{")):
+        return value
+    try:
+        found = json.loads(value)
+    except ValueError:
+        return value
+    shown = _without_secrets(found)
+    return value if shown == found else json.dumps(shown)
 
 
 def _shown(words: Iterable[str]) -> Iterator[str]:
@@ -113,6 +129,8 @@ def _shown(words: Iterable[str]) -> Iterator[str]:
         is_flag, parts = word.startswith("-"), word.split()
         if assigned and _FOR_A_SECRET.fullmatch(name) and (is_flag or len(parts) == 1):
             yield f"{assigned['name']}={HIDDEN}"
+        elif not hides and (json_shown := _without_secrets(word)) != word:
+            yield json_shown
         elif len(parts) > 1:
             yield HIDDEN if hides else " ".join(_shown(parts))
         else:

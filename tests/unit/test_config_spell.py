@@ -8,6 +8,7 @@ import pytest
 from gateway.config.load import check_text
 from gateway.config.reload import diff
 from gateway.config.spell import flat, spell
+from gateway.config.supervision import LaunchConfig
 
 LAUNCHED = """
 pools:
@@ -17,7 +18,7 @@ pools:
         launch:
           command: [vllm, serve, x, --api-key, S3CRET, S3CRET2, --port, "8000", "--hf-token=S3CRET"]
           port: 8000
-          args: {max-model-len: 8192, hf-token: S3CRET, api_key: [S3CRET]}
+          args: {max-model-len: 8192, hf-token: S3CRET, api_key: [S3CRET], kv-transfer-config: {extra: {redis_password: S3CRET}}, y: '{"token":"S3CRET"}'}
           env: {HF_TOKEN: S3CRET, CUDA_LAUNCH_BLOCKING: "1"}
 """
 
@@ -35,6 +36,7 @@ def test_no_secret_of_a_launched_server_is_shown():
         *("vllm", "serve", "x", "--api-key", "***", "***", "--port", "8000", "--hf-token=***")
     ]
     assert rows["args.max-model-len"] == 8192
+    assert rows["args.kv-transfer-config.extra.redis_password"] == "***"
     assert rows["env.CUDA_LAUNCH_BLOCKING"] == "***"
     for shown in (
         rows,
@@ -42,6 +44,19 @@ def test_no_secret_of_a_launched_server_is_shown():
         diff(config, loaded(LAUNCHED.replace("S3CRET", "T3CRET")).config),
     ):
         assert "3CRET" not in json.dumps(shown)
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ('{"a": [{"password": "S3CRET"}], "b": 1}', '{"a": [{"password": "***"}], "b": 1}'),
+        ('{"b":1}', '{"b":1}'),
+        ("{model} --api-key S3CRET", "{model} --api-key ***"),
+    ],
+)
+def test_no_secret_inside_of_what_a_flag_is_set_to_is_shown(word, shown):
+    launch = {"command": ["vllm", "serve", "m", "--kv-transfer-config", word], "port": 8000}
+    assert spell(LaunchConfig.model_validate(launch))["command"][-1] == shown
 
 
 def test_that_a_secret_of_a_launched_server_changes_is_told():
