@@ -38,10 +38,15 @@ def prepare(launch: LaunchConfig, changes: Changes, marker: Mapping[str, str]) -
     """Return the start that the settings ask for. Nothing has happened yet.
 
     Raises:
-        LaunchError: there is no such program.
+        LaunchError: there is no such program, or no program can be given such words or variables.
     """
     words = cmdline.argv(launch, changes)
     variables = cmdline.environment(launch, os.environ, changes, marker)
+    # No text is shown: it may be a secret.
+    if any("\0" in text for text in (*words, *variables, *variables.values())):
+        raise LaunchError("a word or variable of `launch` holds a null byte", Obstacle.CANNOT_HELP)
+    if any(not name or "=" in name for name in variables):
+        raise LaunchError("a name in `launch.env` is empty or holds a `=`", Obstacle.CANNOT_HELP)
     program = shutil.which(words[0], path=variables.get("PATH", os.defpath))
     if program is None:
         raise LaunchError(_no_program(words[0]), Obstacle.CANNOT_HELP)

@@ -405,6 +405,24 @@ def test_a_taken_port_names_the_port_and_who_has_it_and_ends_what_ran(bench):
 
 
 @pytest.mark.parametrize(
+    "more",
+    [{"env": {"A": "a\0b"}}, {"args": {"a": "a\0b"}}, {"env": {"A=B": "c"}}, {"env": {"": "c"}}],
+)
+def test_what_no_program_can_be_given_is_told_and_what_runs_stays(bench, more):
+    async def story():
+        good = bench.launcher()
+        first = await good.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        await bench.serving(good)
+        with pytest.raises(LaunchError, match="null byte|holds a `=`") as caught:
+            await bench.launcher(**more).restart(first, grace_s=GRACE_S, changes=PLAIN)
+        assert caught.value.obstacle is Obstacle.CANNOT_HELP
+        assert (await good.look()).running
+        await good.stop(first, grace_s=GRACE_S)
+
+    uvloop.run(story())
+
+
+@pytest.mark.parametrize(
     ("program", "says"),
     [
         ("no-such-program-here", "not on the PATH"),
