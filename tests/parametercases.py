@@ -139,8 +139,12 @@ ROWS = {
         (CHAT, {"length_penalty": 1}, {"length_penalty": "1e99"}, "length_penalty"),
     ],
     "token ids": [(CHAT, {name: [0]}, {name: [3, -1]}, name) for name in TABLE["token ids"].fields],
-    "min_tokens": [(CHAT, {"min_tokens": 5, "max_tokens": 5}, {"min_tokens": 6, "max_tokens": 5}, "min_tokens"), (COMPLETIONS, {"min_tokens": 16}, {"min_tokens": 17}, "min_tokens")],
-    "ignore_eos": [(CHAT, {"ignore_eos": True, "max_tokens": 5}, {"ignore_eos": 1}, "ignore_eos")],
+    "min_tokens": [(CHAT, {"min_tokens": 5, "max_tokens": 5}, {"min_tokens": 6, "max_tokens": 5}, "min_tokens"), (COMPLETIONS, {"min_tokens": 16}, {"min_tokens": 17}, "min_tokens"), (COMPLETIONS, {"min_tokens": 16, "max_completion_tokens": 9}, {"min_tokens": 17, "max_completion_tokens": 99}, "min_tokens")],
+    "ignore_eos": [
+        (CHAT, {"ignore_eos": True, "max_tokens": 5}, {"ignore_eos": 1}, "ignore_eos"),
+        (CHAT, {"ignore_eos": True, "max_completion_tokens": 5}, {"ignore_eos": True, "max_output_tokens": 5}, "ignore_eos"),
+        (RESPONSES, {"ignore_eos": True, "max_output_tokens": 5}, {"ignore_eos": True, "max_tokens": 5}, "ignore_eos"),
+    ],
     "best_of": [(COMPLETIONS, {"best_of": 2, "n": 2}, {"best_of": 2}, "best_of")],
     "cache_salt": [(CHAT, {"cache_salt": "a" * 128}, {"cache_salt": "a/b"}, "cache_salt"), (EMBEDDINGS, {}, {"cache_salt": ""}, "cache_salt")],
     "content": [

@@ -42,7 +42,12 @@ RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "length_penalty": (-100.0, 100.0),
 }
 _SALT: Final = re.compile(r"[^@/\\\x00]{1,128}")
-_LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+# The fields that limit the output, the one that wins first: an endpoint ignores those of the others.
+OUTPUT_LIMITS: Final[Mapping[Endpoint, tuple[str, ...]]] = {
+    **dict.fromkeys([Endpoint.CHAT, Endpoint.CHAT_BATCH], ("max_completion_tokens", "max_tokens")),
+    **dict.fromkeys([Endpoint.COMPLETIONS, Endpoint.MESSAGES], ("max_tokens",)),
+    Endpoint.RESPONSES: ("max_output_tokens",),
+}
 
 
 class Measure:
@@ -218,14 +223,16 @@ class Measure:
 
     def _ignore_eos(self, name: str, raw: Raw) -> None:
         if is_on(raw) and self._output_limit() is None:
+            field = OUTPUT_LIMITS.get(self.endpoint, ("max_tokens",))[-1]
             raise RequestError(
-                f"`{name}` needs an output limit: set `max_tokens` too.",
+                f"`{name}` needs an output limit: set `{field}` too.",
                 param=name,
                 code="missing_required_parameter",
             )
 
     def _output_limit(self) -> float | None:
-        limits = [number_of(self.fields[name]) for name in _LIMITS if name in self.fields]
+        names = OUTPUT_LIMITS.get(self.endpoint, ())
+        limits = [number_of(self.fields[name]) for name in names if name in self.fields]
         given = [limit for limit in limits if limit is not None]
         if not given and self.endpoint is Endpoint.COMPLETIONS:
             return 16.0  # Source: OpenAI reference; so in vLLM
