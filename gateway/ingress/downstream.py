@@ -146,7 +146,8 @@ class Downstream:
 
     @property
     def _expects_continue(self) -> bool:
-        return self.fields.get(b"expect", b"").lower() == b"100-continue"
+        # HTTP/1.0 knows no interim reply, and would take it for the reply (RFC 9110 section 10.1.1).
+        return self._http11 and self.fields.get(b"expect", b"").lower() == b"100-continue"
 
     async def read_body(self, limit_bytes: int, timeout_s: float) -> bytes | None:
         """Return the whole body; None when it is longer and comes by `body.next_part`.

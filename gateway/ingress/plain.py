@@ -63,7 +63,7 @@ class PlainRequest:
         self._body = bytearray()
         self._more: asyncio.Future[None] | None = None  # while the app waits for the body
         expects = dict(protocol.headers).get(b"expect", b"")
-        self._expects_continue = expects.lower() == b"100-continue"
+        self._expects_continue = protocol.http11 and expects.lower() == b"100-continue"
         self._head: Message = {}
         self._parts: list[bytes] = []
         self.cors_lines = b""  # for browsers

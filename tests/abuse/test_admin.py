@@ -87,6 +87,16 @@ async def test_an_order_comes_with_its_body_however_that_is_framed():
 
 
 @story
+async def test_an_order_in_http_1_0_gets_no_interim_reply():
+    async with gateway(FAST, admin_token=TOKEN) as world, ledger(world):
+        async with raw(admin(world)) as client:
+            await client.send(order("expect: 100-continue").replace(b"HTTP/1.1", b"HTTP/1.0"))
+            await world.metrics()  # by now it has read the head, and waits for the body
+            await client.send(ORDER)
+            assert (await client.reader.readline()).startswith(b"HTTP/1.1 200")
+
+
+@story
 async def test_an_order_without_end_is_refused():
     async with gateway(FAST, extra=SHORT, admin_token=TOKEN) as world, ledger(world):
         async with raw(admin(world)) as client:

@@ -166,3 +166,21 @@ async def test_expect_100_continue_is_answered_after_the_key_and_before_the_body
         writer.write(body)
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
         writer.close()
+
+
+@story
+async def test_an_http_1_0_client_that_expects_to_be_told_gets_no_interim_reply():
+    async with gateway(FAST) as world:
+        body = json.dumps(
+            {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
+        ).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.process.public_port)
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.0\r\nauthorization: Bearer %b\r\nexpect: 100-continue\r\n"
+            b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
+            % (world.key.encode(), len(body))
+        )
+        await world.metrics()  # by now it has read the head, and waits for the body
+        writer.write(body)
+        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+        writer.close()
