@@ -44,6 +44,23 @@ def tool(name="f", **parameters):
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
+def strict(value):
+    """A tool whose calls keep to its schema, if the value says so."""
+    function = {"name": "f", "parameters": {"pattern": "(a+)+"}, "strict": value}
+    return {"type": "function", "function": function}
+
+
+FLAT = {"type": "function", "name": "f", "parameters": {"pattern": "(a+)+"}}
+CLAUDES = {"name": "f", "input_schema": {"pattern": "(a+)+"}}
+STRICT_TOOLS = [
+    (CHAT, {"tools": [strict(False), strict(None)]}, {"tools": [tool(), strict(True)]}, "tools[1].function.parameters.pattern"),
+    (CHAT, {"tools": [strict("off")]}, {"tools": [strict("yes")], "tool_choice": "auto"}, "tools[0].function.parameters.pattern"),
+    (CHAT, {"tools": [strict(True)], "tool_choice": "none"}, {"tools": [strict(1)], "tool_choice": None}, "tools[0].function.parameters.pattern"),
+    (RESPONSES, {"tools": [FLAT]}, {"tools": [FLAT | {"strict": True}]}, "tools[0].parameters.pattern"),
+    (MESSAGES, {"tools": [CLAUDES]}, {"tools": [CLAUDES | {"strict": True}]}, "tools[0].input_schema.pattern"),
+]  # fmt: skip
+
+
 def deep(levels):
     value = {}
     for _ in range(levels):
@@ -120,6 +137,7 @@ ROWS = {
         (CHAT, {"structured_outputs": {"regex": r"\d{4}"}}, {"structured_outputs": {"regex": "(a+)+$"}}, "structured_outputs.regex"),
         (CHAT, {"structured_outputs": {"json": '{"pattern": "a"}'}}, {"structured_outputs": {"json": '{"patternProperties": {"(?=a)": {}}}'}}, "structured_outputs.json.pattern"),
         (CHAT, {"tools": [tool(pattern="(a+)+")], "tool_choice": "auto"}, {"tools": [tool(pattern="(a+)+")], "tool_choice": "required"}, "tools[0].function.parameters.pattern"),
+        *STRICT_TOOLS,
     ],
     "choices": [(CHAT, {"structured_outputs": {"choice": ["a", "b"]}}, {"structured_outputs": {"choice": ["a"] * 1001}}, "structured_outputs.choice")],
     "grammar_bytes": [(CHAT, {"structured_outputs": {"grammar": 'root ::= "a"'}}, {"structured_outputs": {"grammar": "x" * 16384}}, "structured_outputs.grammar")],

@@ -23,7 +23,7 @@ from gateway.wire.fields import known_fields
 from gateway.wire.lax import is_on, number_of
 from gateway.wire.objects import begins, decode_or_none, fields_once, items_of, wrong_type
 from gateway.wire.parameters import UNLIMITED
-from gateway.wire.schemas import format_facts, schema_facts, structured_facts
+from gateway.wire.schemas import format_facts, may_be_strict, structured_facts, tool_facts
 from gateway.wire.table import REFUSED_IN_FORMS, TABLE
 
 _QUOTE, _LIST, _OBJECT, _NULL = b'"[{n'
@@ -175,27 +175,15 @@ class Measure:
         if begins(raw) == _NULL:
             return
         self.note("tools_bytes", float(len(raw)), name)
-        if begins(raw) == _LIST:
-            self.note("tools", float(len(items_of(raw))), name)
-
-    def _tool_choice(self, name: str, raw: Raw) -> None:
-        """Where a tool is forced, the schemas of the tools are compiled."""
-        tools = self.fields.get("tools")
-        free = bytes(raw) in (b'"auto"', b'"none"')
-        if free or tools is None or begins(tools) != _LIST:
+        if begins(raw) != _LIST:
             return
-        for index, tool in enumerate(items_of(tools)):
-            self._tool_schema(tool, f"tools[{index}]")
-
-    def _tool_schema(self, tool: Raw, path: str) -> None:
-        if begins(tool) != _OBJECT:
-            return
-        fields = fields_once(tool, path)
-        for name in ("parameters", "input_schema"):
-            if name in fields:
-                schema_facts(fields[name], f"{path}.{name}", self._facts)
-        if "function" in fields:
-            self._tool_schema(fields["function"], f"{path}.function")
+        tools = items_of(raw)
+        self.note("tools", float(len(tools)), name)
+        choice = bytes(self.fields.get("tool_choice", b"null"))
+        forced = choice not in (b"null", b'"auto"', b'"none"')
+        if forced or (choice != b'"none"' and may_be_strict(raw)):
+            for index, tool in enumerate(tools):
+                tool_facts(tool, f"{name}[{index}]", self._facts, forced=forced)
 
     def _documents(self, name: str, raw: Raw) -> None:
         if self.endpoint in PAIRED and begins(raw) == _LIST:
@@ -313,7 +301,6 @@ _GIVEN_READERS: Final[dict[str, _Reader]] = {
     "chat_template_kwargs": Measure._template_kwargs,
     "logit_bias": Measure._bias,
     "structured_outputs": Measure._structured,
-    "tool_choice": Measure._tool_choice,
     "min_tokens": Measure._min_tokens,
     "ignore_eos": Measure._ignore_eos,
     "best_of": Measure._best_of,

@@ -24,6 +24,7 @@ from gateway.wire.measures import RANGES
 from gateway.wire.objects import MAX_DEPTH, begins
 from gateway.wire.peek import Integer
 from gateway.wire.prompts import TOOLS_GROWTH
+from gateway.wire.schemas import may_be_strict
 from gateway.wire.small import containers, most_containers
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -79,6 +80,8 @@ def ordinary(endpoint: Endpoint, body: bytes, fields: Mapping[str, Raw]) -> Ordi
     if not isinstance(seen.tools, list):
         return Ordinary(seen, len(body), NOTHING_ASKED)
     if most_containers(seen.tools) > MAX_DEPTH - 2:  # the body and the list are levels too
+        return None
+    if may_be_strict(fields["tools"]):  # then the engine compiles their schemas
         return None
     tools_bytes = len(fields["tools"])
     size = Fact("tools_bytes", float(tools_bytes), "tools")

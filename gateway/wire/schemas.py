@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import msgspec
@@ -9,12 +10,14 @@ from msgspec import Raw
 
 from gateway.core.asked import Fact
 from gateway.core.errors import RequestError
+from gateway.wire.lax import is_on
 from gateway.wire.objects import begins, fields_once, items_of
 from gateway.wire.patterns import pattern_problem
 
 _VALUE: Final = msgspec.json.Decoder()
 _TEXT: Final = msgspec.json.Decoder(str)
 _QUOTE, _LIST, _OBJECT, _NULL = b'"[{n'
+_NONE: Final = Raw(b"null")
 _MOST_PATTERN_CHARS: Final = (
     16_384  # of one schema; the default of `pattern_chars` is 2,048 for one
 )
@@ -81,6 +84,41 @@ def _patterns(node: dict[str, Any]) -> list[str]:
     return found + [*more] if isinstance(more, dict) else found
 
 
+# The name, each letter of which may be an escape.
+_STRICT: Final = re.compile(
+    rb'"' + b"".join(rb"(?:%c|\\u00%x)" % (each, each) for each in b"strict") + rb'"'
+)
+
+
+def may_be_strict(tools: Raw) -> bool:
+    """Whether any of these tools may ask for calls that keep to its schema."""
+    data = bytes(tools)
+    if data.find(b'"strict"') >= 0:
+        return True
+    if data.find(b"\\u006") < 0 and data.find(b"\\u007") < 0:  # as nearly always: letters of ASCII
+        return False
+    return _STRICT.search(data) is not None
+
+
+def tool_facts(tool: Raw, path: str, facts: list[Fact], *, forced: bool) -> None:
+    """Measure the schema of a tool, if the engine compiles it: it does where a tool is forced, or is strict.
+
+    Source: vLLM 0.32 `tool_parsers/structural_tag_registry.py`, `resolve_tool_strictness`.
+
+    Raises:
+        RequestError: 400; a pattern or schema is not accepted, or a key comes twice.
+    """
+    if begins(tool) != _OBJECT:
+        return
+    fields = fields_once(tool, path)
+    if forced or is_on(fields.get("strict", _NONE)):
+        for name in ("parameters", "input_schema"):
+            if name in fields:
+                schema_facts(fields[name], f"{path}.{name}", facts)
+    if "function" in fields:
+        tool_facts(fields["function"], f"{path}.function", facts, forced=forced)
+
+
 def check_pattern(pattern: str, path: str, chars: int) -> None:
     """Refuse a regular expression that is not cheap to compile.
 
@@ -145,9 +183,6 @@ def format_facts(raw: Raw, path: str, facts: list[Fact]) -> None:
         schema_facts(fields["schema"], f"{path}.schema", facts)
     if "structures" in fields or bytes(fields.get("type", b"")) == b'"structural_tag"':
         grammar_facts(raw, path, facts)
-
-
-_NONE: Final = Raw(b"null")
 
 
 def grammar_facts(raw: Raw, path: str, facts: list[Fact]) -> None:

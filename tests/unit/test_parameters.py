@@ -333,3 +333,16 @@ def test_a_list_of_token_ids_costs_what_one_costs_and_is_refused_for_its_length(
 def test_the_policy_goes_by_the_output_limit_that_the_endpoint_reads():
     for spec in ENDPOINTS.values():
         assert OUTPUT_LIMITS.get(spec.endpoint, ()) == spec.limits
+
+
+def test_a_strict_tool_is_found_however_its_name_is_written():
+    tool = b'{"type":"function","function":{"name":"f","parameters":{"pattern":"(a+)+"},%b:true}}'
+    for name in (
+        b'"strict"',
+        rb'"\u0073trict"',
+        rb'"str\u0069\u0063\u0074"',
+        rb'"s\u0074\u0072ict"',
+    ):
+        body = b'{"model":"m","messages":[],"tools":[%b]}' % (tool % name)
+        with pytest.raises(RequestError, match="repetition"):
+            parse_call(ENDPOINTS[CHAT.encode()], body)
