@@ -50,6 +50,10 @@ def strict(value):
     return {"type": "function", "function": function}
 
 
+def namespace(*tools):
+    return {"type": "namespace", "name": "n", "tools": [*tools]}
+
+
 FLAT = {"type": "function", "name": "f", "parameters": {"pattern": "(a+)+"}}
 CLAUDES = {"name": "f", "input_schema": {"pattern": "(a+)+"}}
 STRICT_TOOLS = [
@@ -57,6 +61,8 @@ STRICT_TOOLS = [
     (CHAT, {"tools": [strict("off")]}, {"tools": [strict("yes")], "tool_choice": "auto"}, "tools[0].function.parameters.pattern"),
     (CHAT, {"tools": [strict(True)], "tool_choice": "none"}, {"tools": [strict(1)], "tool_choice": None}, "tools[0].function.parameters.pattern"),
     (RESPONSES, {"tools": [FLAT]}, {"tools": [FLAT | {"strict": True}]}, "tools[0].parameters.pattern"),
+    (RESPONSES, {"tools": [namespace(FLAT)]}, {"tools": [namespace(FLAT | {"strict": True})]}, "tools[0].tools[0].parameters.pattern"),
+    (RESPONSES, {"tools": [namespace()]}, {"tools": [namespace(FLAT)], "tool_choice": "required"}, "tools[0].tools[0].parameters.pattern"),
     (MESSAGES, {"tools": [CLAUDES]}, {"tools": [CLAUDES | {"strict": True}]}, "tools[0].input_schema.pattern"),
 ]  # fmt: skip
 
@@ -141,7 +147,7 @@ ROWS = {
     ],
     "choices": [(CHAT, {"structured_outputs": {"choice": ["a", "b"]}}, {"structured_outputs": {"choice": ["a"] * 1001}}, "structured_outputs.choice")],
     "grammar_bytes": [(CHAT, {"structured_outputs": {"grammar": 'root ::= "a"'}}, {"structured_outputs": {"grammar": "x" * 16384}}, "structured_outputs.grammar")],
-    "tools": [(CHAT, {"tools": [tool()] * 512}, {"tools": [tool()] * 513}, "tools")],
+    "tools": [(CHAT, {"tools": [tool()] * 512}, {"tools": [tool()] * 513}, "tools"), (RESPONSES, {"tools": [namespace(*[FLAT] * 511)]}, {"tools": [namespace(*[FLAT] * 512)]}, "tools")],
     "tools_bytes": [(CHAT, {"tools": [tool()]}, {"tools": [tool(description="x" * 1048576)]}, "tools")],
     "documents": [(RERANK, {"documents": ["d"] * 2048}, {"documents": ["d"] * 2049}, "documents"), (SCORE, {"text_2": ["d"]}, {"text_2": ["d"] * 2049}, "text_2")],
     "guided_*": [(CHAT, {"structured_outputs": {"json": {}}}, {name: "x"}, name) for name in TABLE["guided_*"].fields],

@@ -23,7 +23,13 @@ from gateway.wire.fields import known_fields
 from gateway.wire.lax import is_on, number_of
 from gateway.wire.objects import begins, decode_or_none, fields_once, items_of, wrong_type
 from gateway.wire.parameters import UNLIMITED
-from gateway.wire.schemas import format_facts, may_be_strict, structured_facts, tool_facts
+from gateway.wire.schemas import (
+    format_facts,
+    functions_in,
+    may_be_strict,
+    structured_facts,
+    tool_facts,
+)
 from gateway.wire.table import REFUSED_IN_FORMS, TABLE
 
 _QUOTE, _LIST, _OBJECT, _NULL = b'"[{n'
@@ -178,7 +184,7 @@ class Measure:
         if begins(raw) != _LIST:
             return
         tools = items_of(raw)
-        self.note("tools", float(len(tools)), name)
+        self.note("tools", float(functions_in(raw, len(tools))), name)
         choice = bytes(self.fields.get("tool_choice", b"null"))
         forced = choice not in (b"null", b'"auto"', b'"none"')
         if forced or (choice != b'"none"' and may_be_strict(raw)):

@@ -11,7 +11,7 @@ from msgspec import Raw
 from gateway.core.asked import Fact
 from gateway.core.errors import RequestError
 from gateway.wire.lax import is_on
-from gateway.wire.objects import begins, fields_once, items_of
+from gateway.wire.objects import begins, decode_or_none, fields_once, items_if_list, items_of
 from gateway.wire.patterns import pattern_problem
 
 _VALUE: Final = msgspec.json.Decoder()
@@ -117,6 +117,25 @@ def tool_facts(tool: Raw, path: str, facts: list[Fact], *, forced: bool) -> None
                 schema_facts(fields[name], f"{path}.{name}", facts)
     if "function" in fields:
         tool_facts(fields["function"], f"{path}.function", facts, forced=forced)
+    for index, each in enumerate(items_if_list(fields.get("tools", _NONE))):
+        tool_facts(each, f"{path}.tools[{index}]", facts, forced=forced)
+
+
+class _Namespace(msgspec.Struct):
+    """A tool, or a namespace of Responses: the engine makes a tool of each of its functions."""
+
+    tools: Raw = Raw()
+
+
+_NAMESPACES: Final = msgspec.json.Decoder(list[_Namespace])
+
+
+def functions_in(tools: Raw, count: int) -> int:
+    """Return how many tools there are, those in namespaces counted; `count` is the length of the list."""
+    found: list[_Namespace] | None = decode_or_none(_NAMESPACES, tools)
+    if found is None:
+        return count
+    return count + sum(len(items_if_list(each.tools)) for each in found if len(each.tools))
 
 
 def check_pattern(pattern: str, path: str, chars: int) -> None:
