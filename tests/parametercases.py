@@ -54,6 +54,15 @@ def namespace(*tools):
     return {"type": "namespace", "name": "n", "tools": [*tools]}
 
 
+def adding(*tools):
+    """A message that adds tools to the others."""
+    blocks = [
+        {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": each}}
+        for each in tools
+    ]
+    return {"messages": [{"role": "system", "content": blocks}]}
+
+
 FLAT = {"type": "function", "name": "f", "parameters": {"pattern": "(a+)+"}}
 CLAUDES = {"name": "f", "input_schema": {"pattern": "(a+)+"}}
 STRICT_TOOLS = [
@@ -63,8 +72,16 @@ STRICT_TOOLS = [
     (RESPONSES, {"tools": [FLAT]}, {"tools": [FLAT | {"strict": True}]}, "tools[0].parameters.pattern"),
     (RESPONSES, {"tools": [namespace(FLAT)]}, {"tools": [namespace(FLAT | {"strict": True})]}, "tools[0].tools[0].parameters.pattern"),
     (RESPONSES, {"tools": [namespace()]}, {"tools": [namespace(FLAT)], "tool_choice": "required"}, "tools[0].tools[0].parameters.pattern"),
+    (MESSAGES, adding(plain := {"name": "g", "input_schema": {}}), adding(plain, CLAUDES), "messages[0].content[1].tool.definition.input_schema.pattern"),
     (MESSAGES, {"tools": [CLAUDES]}, {"tools": [CLAUDES | {"strict": True}]}, "tools[0].input_schema.pattern"),
 ]  # fmt: skip
+
+
+ADDED_TOOLS = [
+    (MESSAGES, adding(*[plain] * 512), adding(*[plain] * 513), "messages[0].content[512].tool")
+]
+LARGE_TOOL = {"name": "g", "input_schema": {}, "description": "x" * (1 << 20)}
+ADDED_BYTES = [(MESSAGES, adding(plain), adding(LARGE_TOOL), "messages[0].content[0].tool")]
 
 
 def deep(levels):
@@ -147,8 +164,8 @@ ROWS = {
     ],
     "choices": [(CHAT, {"structured_outputs": {"choice": ["a", "b"]}}, {"structured_outputs": {"choice": ["a"] * 1001}}, "structured_outputs.choice")],
     "grammar_bytes": [(CHAT, {"structured_outputs": {"grammar": 'root ::= "a"'}}, {"structured_outputs": {"grammar": "x" * 16384}}, "structured_outputs.grammar")],
-    "tools": [(CHAT, {"tools": [tool()] * 512}, {"tools": [tool()] * 513}, "tools"), (RESPONSES, {"tools": [namespace(*[FLAT] * 511)]}, {"tools": [namespace(*[FLAT] * 512)]}, "tools")],
-    "tools_bytes": [(CHAT, {"tools": [tool()]}, {"tools": [tool(description="x" * 1048576)]}, "tools")],
+    "tools": [(CHAT, {"tools": [tool()] * 512}, {"tools": [tool()] * 513}, "tools"), (RESPONSES, {"tools": [namespace(*[FLAT] * 511)]}, {"tools": [namespace(*[FLAT] * 512)]}, "tools"), *ADDED_TOOLS],
+    "tools_bytes": [(CHAT, {"tools": [tool()]}, {"tools": [tool(description="x" * 1048576)]}, "tools"), *ADDED_BYTES],
     "documents": [(RERANK, {"documents": ["d"] * 2048}, {"documents": ["d"] * 2049}, "documents"), (SCORE, {"text_2": ["d"]}, {"text_2": ["d"] * 2049}, "text_2")],
     "guided_*": [(CHAT, {"structured_outputs": {"json": {}}}, {name: "x"}, name) for name in TABLE["guided_*"].fields],
     "number ranges": [

@@ -20,6 +20,7 @@ from gateway.core.types import Endpoint
 from gateway.wire.addresses import kind_of_address
 from gateway.wire.objects import begins, fields_once, items_of, objects_once, wrong_type
 from gateway.wire.parameters import media_fact
+from gateway.wire.schemas import tool_facts
 from gateway.wire.table import TABLE
 
 # Where an endpoint has content. Source: the request models of vLLM 0.32.
@@ -59,7 +60,7 @@ _TEXT_PARTS: Final = frozenset(
 _TEXT_TYPES: Final = frozenset(b'"%b"' % each.encode() for each in _TEXT_PARTS)
 _EMBEDS: Final = frozenset(TABLE["content.embeds"].fields)
 _URLS: Final = frozenset({"image_url", "audio_url", "video_url", "file_url"})
-_SPECIAL: Final = _EMBEDS | _URLS | {"uuid", "source", "file", "content", "output"}
+_SPECIAL: Final = _EMBEDS | _URLS | {"uuid", "source", "file", "content", "output", "tool"}
 _MAX_NESTING: Final = (
     8  # parts inside parts: a tool's result holds blocks, a document holds content
 )
@@ -211,9 +212,27 @@ def _part(part: Mapping[str, Raw], path: str, facts: list[Fact], depth: int) -> 
             _address(raw, place, facts)
         elif name == "uuid":
             _note(facts, Fact("content.uuid", 1.0, place))
+        elif name == "tool":
+            _added_tool(raw, place, facts)
         else:
             plain = _inner(name, raw, place, facts, depth) and plain
     return plain
+
+
+def _added_tool(raw: Raw, path: str, facts: list[Fact]) -> None:
+    """Note a tool that a message defines (Anthropic's `tool_addition`): the engine adds it to the others.
+
+    Its schema counts as that of a forced tool: the choice of tools stands elsewhere.
+    """
+    definition = fields_once(raw, path).get("definition") if begins(raw) == _OBJECT else None
+    if definition is None:
+        return
+    add(facts, Fact("tools", 1.0, path))
+    add(facts, Fact("tools_bytes", float(len(definition)), path))
+    found: list[Fact] = []
+    tool_facts(definition, f"{path}.definition", found, forced=True)
+    for fact in found:
+        _note(facts, fact)
 
 
 def _inner(name: str, raw: Raw, path: str, facts: list[Fact], depth: int) -> bool:
@@ -270,6 +289,15 @@ def _address_text(raw: Raw, path: str, facts: list[Fact]) -> None:
     if first != _QUOTE:
         raise _unclear(path)
     _note(facts, media_fact(kind_of_address(_TEXT.decode(raw)), path))
+
+
+def add(facts: list[Fact], fact: Fact) -> None:
+    """Note a fact on top of what another says of the same row."""
+    for index, each in enumerate(facts):
+        if each.row == fact.row:
+            facts[index] = Fact(fact.row, each.value + fact.value, fact.path)
+            return
+    facts.append(fact)
 
 
 def _note(facts: list[Fact], fact: Fact) -> None:

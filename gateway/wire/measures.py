@@ -18,7 +18,7 @@ from gateway.core.asked import Asked, Fact
 from gateway.core.endpoints import GENERATES, PAIRED
 from gateway.core.errors import RequestError
 from gateway.core.types import Endpoint
-from gateway.wire.content import has_content, scan
+from gateway.wire.content import add, has_content, scan
 from gateway.wire.fields import known_fields
 from gateway.wire.lax import is_on, number_of
 from gateway.wire.objects import begins, decode_or_none, fields_once, items_of, wrong_type
@@ -180,11 +180,11 @@ class Measure:
     def _tools(self, name: str, raw: Raw) -> None:
         if begins(raw) == _NULL:
             return
-        self.note("tools_bytes", float(len(raw)), name)
+        add(self._facts, Fact("tools_bytes", float(len(raw)), name))
         if begins(raw) != _LIST:
             return
         tools = items_of(raw)
-        self.note("tools", float(functions_in(raw, len(tools))), name)
+        add(self._facts, Fact("tools", float(functions_in(raw, len(tools))), name))
         choice = bytes(self.fields.get("tool_choice", b"null"))
         forced = choice not in (b"null", b'"auto"', b'"none"')
         if forced or (choice != b'"none"' and may_be_strict(raw)):

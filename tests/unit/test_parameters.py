@@ -24,7 +24,9 @@ from tests.parametercases import (
     COMPLETIONS,
     EMBEDDINGS,
     HI,
+    MESSAGES,
     ROWS,
+    adding,
     image,
     parts,
 )
@@ -346,3 +348,11 @@ def test_a_strict_tool_is_found_however_its_name_is_written():
         body = b'{"model":"m","messages":[],"tools":[%b]}' % (tool % name)
         with pytest.raises(RequestError, match="repetition"):
             parse_call(ENDPOINTS[CHAT.encode()], body)
+
+
+def test_tools_that_messages_add_count_with_the_others():
+    tool = {"name": "f", "input_schema": {}}
+    check(MESSAGES, adding(tool) | {"tools": [tool] * 511})
+    assert (
+        refused(MESSAGES, adding(tool) | {"tools": [tool] * 512}).code == "array_above_max_length"
+    )
