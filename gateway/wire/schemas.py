@@ -200,7 +200,10 @@ def format_facts(raw: Raw, path: str, facts: list[Fact]) -> None:
             format_facts(fields[name], f"{path}.{name}", facts)
     if "schema" in fields:
         schema_facts(fields["schema"], f"{path}.schema", facts)
-    if "structures" in fields or bytes(fields.get("type", b"")) == b'"structural_tag"':
+    if (
+        "structures" in fields
+        or decode_or_none(_TEXT, fields.get("type", _NONE)) == "structural_tag"
+    ):
         grammar_facts(raw, path, facts)
 
 

@@ -356,3 +356,11 @@ def test_tools_that_messages_add_count_with_the_others():
     assert (
         refused(MESSAGES, adding(tool) | {"tools": [tool] * 512}).code == "array_above_max_length"
     )
+
+
+def test_a_structural_tag_is_found_however_its_type_is_written():
+    for kind in (b"structural_tag", rb"structural\u005ftag", rb"\u0073tructural_tag"):
+        tag = b'{"type":"%b","format":{"type":"regex","pattern":"(a+)+"}}' % kind
+        body = b'{"model":"m","messages":[],"response_format":%b}' % tag
+        with pytest.raises(RequestError, match="repetition"):
+            parse_call(ENDPOINTS[CHAT.encode()], body)
