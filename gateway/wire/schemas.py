@@ -219,6 +219,12 @@ def grammar_facts(raw: Raw, path: str, facts: list[Fact]) -> None:
         try:
             value = _VALUE.decode(value)
         except (msgspec.DecodeError, RecursionError):
+            if path.endswith(
+                ".structural_tag"
+            ):  # Python's json reads more than JSON: NaN, half characters
+                raise RequestError(
+                    f"`{path}` is not valid JSON.", param=path, code="invalid_json_schema"
+                ) from None
             return  # a grammar may begin so
     if isinstance(value, dict):
         _walk(value, path, facts)

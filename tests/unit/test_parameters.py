@@ -364,3 +364,13 @@ def test_a_structural_tag_is_found_however_its_type_is_written():
         body = b'{"model":"m","messages":[],"response_format":%b}' % tag
         with pytest.raises(RequestError, match="repetition"):
             parse_call(ENDPOINTS[CHAT.encode()], body)
+
+
+@pytest.mark.parametrize("more", ["", ',"x":NaN', ',"x":-Infinity', ',"x":"\\ud800"'])
+def test_a_structural_tag_that_only_python_can_read_is_refused(more):
+    tag = '{"structures":[{"begin":"<a>","schema":{"pattern":"%s"},"end":"</a>"}],"triggers":[]%s}'
+    assert json.loads(tag % ("(a+)+", more))  # the engine reads it
+    path = "structured_outputs.structural_tag"
+    wrong = {"structured_outputs": {"structural_tag": tag % ("(a+)+", more)}}
+    assert refused(CHAT, wrong).param.startswith(path)
+    check(CHAT, {"structured_outputs": {"structural_tag": tag % ("a+", "")}})
