@@ -18,7 +18,14 @@ from gateway.core.asked import Fact, Media
 from gateway.core.errors import RequestError
 from gateway.core.types import Endpoint
 from gateway.wire.addresses import kind_of_address
-from gateway.wire.objects import begins, fields_once, items_of, objects_once, wrong_type
+from gateway.wire.objects import (
+    begins,
+    decode_or_none,
+    fields_once,
+    items_of,
+    objects_once,
+    wrong_type,
+)
 from gateway.wire.parameters import media_fact
 from gateway.wire.schemas import tool_facts
 from gateway.wire.table import TABLE
@@ -79,6 +86,13 @@ class _Message(msgspec.Struct):
     output: Raw = Raw()
 
 
+class _Defined(msgspec.Struct):
+    """A tool that a message defines."""
+
+    input_schema: Raw = Raw()
+
+
+_DEFINED: Final = msgspec.json.Decoder(_Defined)
 _MESSAGES: Final = msgspec.json.Decoder(list[_Message])
 
 
@@ -229,6 +243,15 @@ def _added_tool(raw: Raw, path: str, facts: list[Fact]) -> None:
         return
     add(facts, Fact("tools", 1.0, path))
     add(facts, Fact("tools_bytes", float(len(definition)), path))
+    # In a large body only the beginning of a long string is seen, with this behind it (`wire.scan`).
+    schema = decode_or_none(_DEFINED, definition)
+    if schema is not None and b"\\u0000" in bytes(schema.input_schema):
+        place = f"{path}.definition.input_schema"
+        raise RequestError(
+            f"`{place}` has a string that is too long, or that holds U+0000.",
+            param=place,
+            code="string_above_max_length",
+        )
     found: list[Fact] = []
     tool_facts(definition, f"{path}.definition", found, forced=True)
     for fact in found:

@@ -6,6 +6,7 @@ import pytest
 
 from gateway.core.errors import RequestError
 from gateway.wire import scan
+from gateway.wire.calls import ENDPOINTS, parse_call
 from gateway.wire.peek import take_apart
 from gateway.wire.scan import BodyScan
 from gateway.wire.small import check_depth, is_small
@@ -257,3 +258,19 @@ def test_white_space_before_a_value_does_not_cut_it(before, value):
 def test_no_way_to_write_a_name_hides_its_field(name, part):
     found = scanned(b'{"model": "m",' + name + b':{"7": 100}, "n": 1}', part)
     assert found.fields.keys() == json.loads(found.body).keys()
+
+
+def test_a_schema_in_a_message_that_is_too_long_to_be_seen_is_refused():
+    def parsed(length):
+        tool = {"name": "f", "input_schema": {"const": "x" * length}, "strict": True}
+        block = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": tool}}
+        messages = [
+            {"role": "system", "content": [block]},
+            {"role": "user", "content": "x" * 70_000},
+        ]
+        body = json.dumps({"model": "m", "max_tokens": 1, "messages": messages}).encode()
+        return parse_call(ENDPOINTS[b"/v1/messages"], scanned(body).skim())
+
+    assert parsed(30_000).asked.facts
+    with pytest.raises(RequestError, match="a string that is too long"):
+        parsed(200_000)
