@@ -185,7 +185,7 @@ class Handler:
             record.ended_at = self.clock.now()
             record.bytes_out = down.bytes_out
             self.live.discard(down)
-            down.asked = None  # its connection may rest for minutes
+            down.asked = down.gathering = down.trailed = None  # its connection may rest for minutes
             down.task = None  # a cancelled one holds this frame, and all that the request read
             self.ledger.settle(record)
 

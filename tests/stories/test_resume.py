@@ -1,5 +1,6 @@
 """A stream whose backend fails goes on at another one, and its client sees one whole answer."""
 
+import gc
 import json
 from dataclasses import replace
 
@@ -8,7 +9,9 @@ import pytest
 from gateway.core.aio import start
 from gateway.core.events import EventKind
 from gateway.core.types import Phase
+from gateway.ingress.server import GatewayProtocol
 from gateway.pools.health import Order
+from gateway.resume.stream import TrailedStream
 from gateway.sim.server import SimConfig
 from tests.abuse.support import front_of, scripted
 from tests.stories.support import gateway, story
@@ -633,3 +636,14 @@ def test_a_stream_whose_first_frame_says_that_the_engine_is_full_is_answered_by_
             assert (len(asked), text(raw)) == (2, "yes")
 
     check()
+
+
+@story
+async def test_a_connection_that_rests_holds_nothing_of_its_last_stream():
+    async with gateway(SIM, SIM) as world:
+        await read(world)
+        await world.settled()
+        gc.collect()
+        connections = [each for each in gc.get_objects() if isinstance(each, GatewayProtocol)]
+        assert len(connections) == 1  # it is still there, and may be for minutes
+        assert not [each for each in gc.get_objects() if isinstance(each, TrailedStream)]
