@@ -81,7 +81,6 @@ ADDED_TOOLS = [
     (MESSAGES, adding(*[plain] * 512), adding(*[plain] * 513), "messages[0].content[512].tool")
 ]
 LARGE_TOOL = {"name": "g", "input_schema": {}, "description": "x" * (1 << 20)}
-ADDED_BYTES = [(MESSAGES, adding(plain), adding(LARGE_TOOL), "messages[0].content[0].tool")]
 
 
 def deep(levels):
@@ -165,7 +164,7 @@ ROWS = {
     "choices": [(CHAT, {"structured_outputs": {"choice": ["a", "b"]}}, {"structured_outputs": {"choice": ["a"] * 1001}}, "structured_outputs.choice")],
     "grammar_bytes": [(CHAT, {"structured_outputs": {"grammar": 'root ::= "a"'}}, {"structured_outputs": {"grammar": "x" * 16384}}, "structured_outputs.grammar")],
     "tools": [(CHAT, {"tools": [tool()] * 512}, {"tools": [tool()] * 513}, "tools"), (RESPONSES, {"tools": [namespace(*[FLAT] * 511)]}, {"tools": [namespace(*[FLAT] * 512)]}, "tools"), *ADDED_TOOLS],
-    "tools_bytes": [(CHAT, {"tools": [tool()]}, {"tools": [tool(description="x" * 1048576)]}, "tools"), *ADDED_BYTES],
+    "tools_bytes": [(CHAT, {"tools": [tool()]}, {"tools": [tool(description="x" * 1048576)]}, "tools")],
     "documents": [(RERANK, {"documents": ["d"] * 2048}, {"documents": ["d"] * 2049}, "documents"), (SCORE, {"text_2": ["d"]}, {"text_2": ["d"] * 2049}, "text_2")],
     "guided_*": [(CHAT, {"structured_outputs": {"json": {}}}, {name: "x"}, name) for name in TABLE["guided_*"].fields],
     "number ranges": [

@@ -24,6 +24,7 @@ from tests.parametercases import (
     COMPLETIONS,
     EMBEDDINGS,
     HI,
+    LARGE_TOOL,
     MESSAGES,
     ROWS,
     adding,
@@ -356,6 +357,7 @@ def test_tools_that_messages_add_count_with_the_others():
     assert (
         refused(MESSAGES, adding(tool) | {"tools": [tool] * 512}).code == "array_above_max_length"
     )
+    assert "tools_bytes" in refused(MESSAGES, adding(LARGE_TOOL)).message
 
 
 def test_a_structural_tag_is_found_however_its_type_is_written():
