@@ -1,4 +1,4 @@
-"""How long a backend may be silent while a request waits for it, and when its engine has forgotten it.
+"""How long a backend may be silent while a request waits for it, and when its engine has forgotten it (decision 045).
 
 An engine that runs a request gives it a token in each step, as it gives one to all others, while nothing waits
 there and nothing is preempted. So a request has been forgotten if, after `timeouts.stall` at least and before any
