@@ -133,17 +133,21 @@ def test_a_request_that_its_server_lost_is_answered_by_another_one(tmp_path, ser
         return http.post(CHATS, json=body | greedy)
 
     async def answers(gate, first):
-        async with client(gate) as http, asyncio.TaskGroup() as group:
+        asked = []
+        async with client(gate) as http, asyncio.timeout(120), asyncio.TaskGroup() as group:
             first.lose_next()
-            few = [group.create_task(ask(http, number, 5)) for number in range(8)]
-            await asyncio.to_thread(wait_until, lambda: first.lost, 60, "the first lost one")
-            many = [group.create_task(ask(http, number, TOKENS)) for number in range(8)]
-        return [each.result() for each in few + many]
+            while not first.lost:
+                asked.append(group.create_task(ask(http, len(asked) % ASKED, 5)))
+                await asyncio.sleep(0.1)
+            asked += [group.create_task(ask(http, number, TOKENS)) for number in range(8)]
+        return [each.result() for each in asked]
+
+    def sent_twice():
+        return [line for line in access_lines(gate) if line["attempts"] == 2]
 
     with behind_a_gateway(tmp_path, servers, stall="5s") as (gate, first):
         replies = asyncio.run(answers(gate, first))
-        assert [each.status_code for each in replies] == [200] * 16
-        assert first.lost == 1
+        assert {each.status_code for each in replies} == {200}
         assert 'reason="forgotten"} 1' in gate.metrics()
-        twice = [line for line in access_lines(gate) if line["attempts"] == 2]
-        assert [(line["backend"], line["outcome"]) for line in twice] == [("b2", "ok")]
+        wait_until(sent_twice, 10, "the access line is written")
+        assert [(line["backend"], line["outcome"]) for line in sent_twice()] == [("b2", "ok")]
