@@ -61,7 +61,7 @@ def requests(closes):
             "messages": [{"role": "user", "content": f"think of {number}"}],
             "stream": True, "max_tokens": TOKENS, "ignore_eos": True,
             "stream_options": {"include_usage": True},
-            "temperature": 0 if number % 2 else 0.8,
+            "temperature": 0 if number % 4 else 0.8,  # enough of which all tokens are decided
             "logit_bias": {str(closes): number / 50},
         })
         for number in range(40)
