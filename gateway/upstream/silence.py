@@ -2,8 +2,8 @@
 
 An engine that runs a request gives it a token in each step, as it gives one to all others, while nothing waits
 there and nothing is preempted. So a request has been forgotten if, after `timeouts.stall` at least and before any
-byte of its reply, each other one got many times the tokens that its whole reply may have (a stream: that its first
-one takes).
+byte of its reply, each other one got many times the tokens that its whole reply may have. What a stream's engine
+wrote of itself proves nothing, so one is not thought forgotten sooner.
 
 What the server does before its engine sees a request takes no such time, but for media: a request that has some
 is never thought forgotten. Nor is one that may call tools of the server's (Responses), nor a beam search: its
@@ -116,8 +116,7 @@ class Silence(msgspec.Struct, gc=False):
             return False
         if now - self.sent_at < self.patience.stall_s or not pulse.sees_steps:
             return False
-        tokens = 1 if need.streams else self.most_tokens or math.inf
-        steps = tokens + need.prompt_tokens / _READ_PER_STEP
+        steps = (self.most_tokens or math.inf) + need.prompt_tokens / _READ_PER_STEP
         return pulse.each_wrote_tokens - self.wrote_before >= _TIMES_OVER * steps
 
     def error(self, now: float) -> BackendTimeout:

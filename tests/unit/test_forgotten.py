@@ -83,8 +83,13 @@ ENOUGH = 88
         (ENOUGH * 9, {"every_s": 5.0}, {}, False),  # nobody saw whether one waited
         # A balancer passes some scrapes on to another server, of which nobody knows what runs there.
         (1e6, {"seconds": 6}, {"limit": 300}, False),
-        (16, {}, {"stream": True}, True),  # one token and a step
-        (15, {}, {"stream": True}, False),
+        (ENOUGH, {}, {"stream": True}, True),
+        (
+            ENOUGH - 1,
+            {},
+            {"stream": True},
+            False,
+        ),  # some of it may be its own, that its server keeps back
         (ENOUGH, {}, {"prompt": 6400}, False),
         (ENOUGH * 9, {}, {"limit": None}, False),
         (ENOUGH * 9, {}, {"limit": None, "window": 64}, True),
