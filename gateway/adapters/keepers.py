@@ -21,9 +21,8 @@ from gateway.core.types import SERVING, Route
 from gateway.pools.table import Backend, PoolTable
 
 _EVERY_S: Final = 0.5
-_MEASURED_S: Final = (
-    2.0  # for the sizes of adapters; a file server that hangs must not hold up the rest
-)
+# For the sizes of adapters: a file server that hangs must not hold up the rest.
+_MEASURED_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)

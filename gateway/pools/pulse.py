@@ -28,9 +28,8 @@ _HALF_LIFE_S: Final = 600.0
 # A prompt may be read four times slower, for each token, than the best lately: attention to a long
 # one costs more, and what was in the prefix cache was not read at all.
 _SLOWER: Final = 4.0
-_EACH_PER_S: Final = (
-    300.0  # tokens of one request; more is written by another server at the same address
-)
+# Tokens of one request: a counter that grows faster is another server's at the same address.
+_EACH_PER_S: Final = 300.0
 _UNKNOWN_TOKENS_PER_S: Final = 100.0  # a large model on a few CPU cores
 _TOGETHER_S: Final = 1.0  # what is sent so soon after a silence begins may be in the same step
 

@@ -2,8 +2,8 @@
 
 An engine that runs a request gives it a token in each step, as it gives one to all others, while nothing waits
 there and nothing is preempted. So a request has been forgotten if, after `timeouts.stall` at least and before any
-byte of its reply, each other one got many times the tokens that its whole reply may have. What a stream's engine
-wrote of itself proves nothing, so one is not thought forgotten sooner.
+byte of its reply, each other one got many times the tokens that its whole reply may have. So much is
+counted for a stream, too: a server may keep back what the engine has written for this very request.
 
 What the server does before its engine sees a request takes no such time, but for media: a request that has some
 is never thought forgotten. Nor is one that may call tools of the server's (Responses), nor a beam search: its
@@ -65,7 +65,7 @@ class Silence(msgspec.Struct, gc=False):
     works: Callable[[float, float], bool] = _never
     need: Need | None = None  # of the request; None: it is none of a client's
     pulse: Pulse | None = None  # of its backend; None: nothing tells that it was forgotten
-    most_tokens: int | None = None  # of its reply; None: not bounded
+    most_tokens: int | None = None  # of each sequence of its reply; None: not bounded
     sent_at: float = math.inf
     wrote_before: float = 0.0  # `Pulse.each_wrote_tokens` when it was sent
     was_broken: bool = False
@@ -116,7 +116,8 @@ class Silence(msgspec.Struct, gc=False):
             return False
         if now - self.sent_at < self.patience.stall_s or not pulse.sees_steps:
             return False
-        steps = (self.most_tokens or math.inf) + need.prompt_tokens / _READ_PER_STEP
+        tokens = need.sequences * (self.most_tokens or math.inf)  # no more is its own
+        steps = tokens + need.prompt_tokens / _READ_PER_STEP
         return pulse.each_wrote_tokens - self.wrote_before >= _TIMES_OVER * steps
 
     def error(self, now: float) -> BackendTimeout:

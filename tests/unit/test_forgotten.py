@@ -37,13 +37,15 @@ def silent(
     window=None,
     text_bytes=40,
     prompt=64,
+    sequences=1,
     **more,
 ):
     """Return the silence of a request that is sent now, at 100 s."""
     call = Call(endpoint, Dialect.CHAT, "m", stream, b"", limit, text_bytes=text_bytes, **more)
     demand = Demand(prompt, exact=True, max_new_tokens=limit)
     route = Route("m", "m", "m", window_tokens=window)
-    ask = Ask(route, call, demand, Caller("k", "n", "t", 0), Need(prompt, 10, streams=stream))
+    need = Need(prompt, 10, streams=stream, sequences=sequences)
+    ask = Ask(route, call, demand, Caller("k", "n", "t", 0), need)
     backend = SimpleNamespace(works=lambda since, now: True, pulse=pulse)
     return silence_of(PATIENCE, 100.0, backend, ask)
 
@@ -91,6 +93,12 @@ ENOUGH = 88
             False,
         ),  # some of it may be its own, that its server keeps back
         (ENOUGH, {}, {"prompt": 6400}, False),
+        (
+            ENOUGH * 8,
+            {},
+            {"sequences": 9},
+            False,
+        ),  # between two scrapes it may have written all of that
         (ENOUGH * 9, {}, {"limit": None}, False),
         (ENOUGH * 9, {}, {"limit": None, "window": 64}, True),
         (ENOUGH * 9, {}, {"text_bytes": None}, False),  # a server may load a film for minutes

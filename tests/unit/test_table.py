@@ -754,3 +754,11 @@ def test_without_metrics_what_was_read_counts_at_once(clock):
     assert rate.at(now + 0.8) is None
     table.observe("m/b1", ScrapeFailed(now + 60.0, "timeout"))
     assert rate.at(now + 60.0) == pytest.approx(10_000, rel=0.1)
+
+
+def test_what_an_engine_wrote_is_shared_by_all_that_were_there_between_two_scrapes(table):
+    table.observe("m/b1", Scraped(LoadSample(100.0, 0, 0, 0.1)))
+    for slot in [table.take("m/b1", 100.2, Need(10, 10)) for _ in range(4)]:
+        slot.release()
+    table.observe("m/b1", Scraped(LoadSample(101.0, 0, 0, 0.1, generation_tokens=40.0)))
+    assert table.get("m/b1").pulse.each_wrote_tokens == 10.0
