@@ -119,8 +119,8 @@ def test_thousands_of_adapters_are_planned_in_a_moment():
     # It is done twice a second, in the loop that serves requests. Nothing is to move here, so all are looked at.
     room, backends, names = 64, 16, [f"a{each}" for each in range(6000)]
     wanted = [
-        Wanted(name, demand=0.1 if place < room * backends else 0.0)
-        for place, name in enumerate(names)
+        Wanted(name, demand=0.1 if rank < room * backends else 0.0)
+        for rank, name in enumerate(names)
     ]
     shares = [names[room * each : room * (each + 1)] for each in range(backends)]
     places = [place(f"b{each}", room, held) for each, held in enumerate(shares)]
