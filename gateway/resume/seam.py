@@ -25,7 +25,10 @@ _MOST_CHARS: Final = 64 * 1024  # since the last seam: what has none for so long
 
 
 class Seam:
-    """The last seam of one stream, as it moves on; `ids_bytes` says how far the ids are kept there."""
+    """The last seam of one stream, as it moves on; `ids_bytes` says how far the ids are kept there.
+
+    Its owner moves it on by that number alone, for each token that showed all of its text at once.
+    """
 
     __slots__ = (
         "_held_back", "_later", "_loose", "_loose_chars", "_skips", "ids_bytes", "lost", "shown_ids_bytes",
@@ -44,14 +47,10 @@ class Seam:
         self._loose: list[str] = []  # and since the last of these
         self._loose_chars = 0
 
-    def at(self, ids_bytes: int) -> None:
-        """A token showed its text, of an engine that holds nothing back."""
-        self.ids_bytes = ids_bytes
-        if self._loose:
-            self._loose, self._loose_chars = [], 0
-
     def show(self, text: str, ids_bytes: int, *, whole: bool) -> None:
         """Text was shown; `whole` says that no character is half there after it."""
+        if self._is_past:
+            self._loose, self._loose_chars = [], 0
         self._loose.append(text)
         self._loose_chars += len(text)
         self.shown_ids_bytes = ids_bytes
@@ -82,5 +81,12 @@ class Seam:
         """What was shown beyond the seam, and will be said again."""
         return self._since()[self._skips :]
 
+    @property
+    def _is_past(self) -> bool:
+        """Whether the seam has moved on behind all text that was noted."""
+        return self.ids_bytes > self.shown_ids_bytes
+
     def _since(self) -> str:
+        if self._is_past:
+            return ""
         return "".join([*(text for text, _ in self._later), *self._loose])

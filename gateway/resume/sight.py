@@ -1,4 +1,4 @@
-"""A frame with token ids told by sight, as `wire.chunks.Shape` tells one without. Pure.
+"""How a frame with token ids is told by sight, as `wire.chunks.Shape` tells one without. Pure.
 
     11b\\r\\n   data: {...,"delta":{"content":"   some text   "},...,"token_ids":[   713,88   ]}]}\\n\\n\\r\\n
     size      head, as before                           middle, as before            end
@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.wire.chunks import MAX_CHUNK, MOST_SIZES, NEVER, SIZE_LINES, is_inside
+from gateway.wire.chunks import MAX_CHUNK, MOST_SIZES, NEVER, SIZE_LINES
 
 CHOICES: Final = b',"choices":['
 _IDS: Final = b'"token_ids":['
 _TEXT: Final = (b'"content":"', b'"text":"', b'"reasoning":"', b'"reasoning_content":"')
-_QUOTE: Final = ord('"')
-_WRITES_IDS: Final = b"0123456789,"
 
 
 class Sight:
@@ -47,7 +45,7 @@ class Sight:
         middle, ids, end = tail.partition(_IDS)
         _, bracket, end = end.partition(b"]")
         if quote and closes and ids and bracket and (head + quote).endswith(_TEXT):
-            self._head, self._middle = head + quote, b'"%b%b' % (middle, ids)
+            self._head, self._middle = head + quote, b'"%b%b' % (middle, ids[:-1])
             self._shown = self._first + self._head[self._head.find(CHOICES) :]
             if not self._first:
                 self._shown = self._head
@@ -55,30 +53,14 @@ class Sight:
             self._after = b'"%b%bnull%b\r\n' % (middle, ids[:-1], end)
             self._sizes, self._shown_by = {}, {}
 
-    def tell(self, chunk: bytes) -> tuple[bytes, bytes, bytes] | None:
-        """Return a chunk as the client gets it, its text and its ids; None when it is to be parsed.
-
-        Each token pays for this, so it uses what is fast in CPython, as `wire.chunks` does.
-        """
-        size = len(chunk)
-        beginning, left = self._sizes.get(size) or self._expect(size)
-        inside = chunk.removeprefix(beginning).removesuffix(self._end)
-        text, middle, ids = inside.rpartition(self._middle)
-        if len(inside) != left or not middle:
-            return None
-        if not ids.isdigit() and (not ids or ids.strip(_WRITES_IDS)):
-            return None
-        if _QUOTE in text and not is_inside(text):
-            return None
-        shown = self._shown_by.get(len(text)) or self._begin(len(text))
-        return shown + text + self._after, text, ids
-
     def _expect(self, size: int) -> tuple[bytes, int]:
-        """Return how a chunk of this size begins if it fits, and the bytes between that and its end."""
+        """Return how a chunk of this size begins if it fits, and the bytes of its text and ids."""
         line = SIZE_LINES[size] if size < MAX_CHUNK else b""
         if not (line and self._head):
             return NEVER, -1
-        expected = line + self._head, size - len(line) - len(self._head) - len(self._end)
+        beginning = line + self._head
+        same_bytes = len(beginning) + len(self._middle) + len(b"[") + len(self._end)
+        expected = beginning, size - same_bytes
         if len(self._sizes) == MOST_SIZES:
             self._sizes.clear()
         self._sizes[size] = expected

@@ -23,7 +23,7 @@ import msgspec
 from gateway.core.types import Dialect
 from gateway.resume.seam import Seam
 from gateway.resume.sight import CHOICES, Sight
-from gateway.wire.chunks import Shape
+from gateway.wire.chunks import Shape, is_inside
 from gateway.wire.objects import decode_or_none
 from gateway.wire.sse import GOOD_REASONS
 
@@ -36,6 +36,8 @@ _PROMPT_IDS: Final = b'"prompt_token_ids":['
 _TOKENS: Final = msgspec.json.Decoder(list[int])
 _STRING: Final = msgspec.json.Decoder(str)
 _COMMA: Final = ord(",")
+_QUOTE: Final = ord('"')
+_WRITES_IDS: Final = b"0123456789,"
 
 
 class _Delta(msgspec.Struct):
@@ -88,12 +90,12 @@ class Reached:
         return len(self.reply) if self.text is None else self.text_tokens
 
 
-class Trail:
+class Trail(Sight):
     """The trail of one stream. Its owner hands it every read: by sight, else frame by frame."""
 
     __slots__ = (
-        "_barred", "_given", "_holds_back", "_ids", "_prompt", "_seam", "_shape", "_sight", "_unread", "kind",
-        "parsed", "reasoned", "shows", "strayed",
+        "_barred", "_given", "_holds_back", "_ids", "_prompt", "_seam", "_shape", "_shows_whole", "_unread",
+        "kind", "parsed", "reasoned", "shows", "strayed",
     )  # fmt: skip
 
     def __init__(
@@ -104,38 +106,60 @@ class Trail:
         `held_back_chars` is how much the engine keeps back, to look for stop strings in it. `parsed` tells
         that it looks for tool calls, and so may keep back any part of the answer.
         """
+        super().__init__()
         self._shape = shape
         self.parsed = parsed
         self.shows = shown_by_chat if dialect is Dialect.CHAT else shown_by_completion
         self.kind = ""  # of what was shown last: the name of its field
         self.reasoned = False  # reasoning was shown
-        self._sight = Sight()
         self._prompt: bytes | None = None  # as it was written, without brackets
         self._given: bytes | None = None  # the prompt that a backend was given which goes on
         self.strayed = False  # it says that its prompt was another
         self._barred = False  # it showed what cannot be gone on with
         self._ids = bytearray()  # of the reply, as they were written, with a comma after each
         self._holds_back = held_back_chars > 0
+        self._shows_whole = not (self._holds_back or parsed)  # all text of a token, with the token
         self._seam = Seam(held_back_chars)
         # Frames that were not looked at; the ids until their end, and whether they have one only.
         self._unread: list[tuple[bytes, int, bool]] = []
 
     def tell(self, chunk: bytes) -> bytes | None:
-        """Keep the ids of a chunk like the last one; return it without them, None for others."""
-        if self._prompt is None:  # an engine that tells no ids: there is nothing to keep
-            return chunk if self._shape.fits(chunk) else None
-        told = self._sight.tell(chunk)
-        if told is None or (self._unread and not self._read()):
+        """Keep the ids of a chunk like the last one; return it without them, None for one that is to be parsed.
+
+        Each token pays for this, so it uses what is fast in CPython, as `wire.chunks` does.
+        """
+        size = len(chunk)
+        beginning, told_bytes = self._sizes.get(size) or self._expect(size)
+        before, _, ids = chunk.rpartition(b"[")
+        text = before.removeprefix(beginning).removesuffix(self._middle)
+        ids = ids.removesuffix(self._end)
+        text_bytes = len(text)
+        if text_bytes + len(ids) != told_bytes or (_QUOTE in text and not is_inside(text)):
+            return self._without_ids(chunk)
+        if self._unread and not self._read():
             return None
-        framed, text, ids = told
+        if self._shows_whole and text and ids.isdigit():
+            kept = self._ids
+            kept += ids
+            kept += b","
+            self._seam.ids_bytes = len(kept)
+        elif not self._keep(text, ids):
+            return None
+        shown = self._shown_by.get(text_bytes) or self._begin(text_bytes)
+        return shown + text + self._after
+
+    def _without_ids(self, chunk: bytes) -> bytes | None:
+        """Return a chunk like the last one of an engine that tells no ids: there is nothing to keep."""
+        return chunk if self._prompt is None and self._shape.fits(chunk) else None
+
+    def _keep(self, text: bytes, ids: bytes) -> bool:
+        """Keep ids behind whose text another backend may not be able to go on; whether they are ids."""
+        if not ids or ids.strip(_WRITES_IDS):
+            return False
         self._ids += ids + b","
         if text:
-            single = _COMMA not in ids
-            if single and not self._holds_back and not (self.parsed and self._doubts(self.kind)):
-                self._seam.at(len(self._ids))
-            else:
-                self._show(b'"%b"' % text, single=single)
-        return framed
+            self._show(b'"%b"' % text, single=_COMMA not in ids)
+        return True
 
     def _show(self, written: bytes, *, single: bool) -> None:
         """Note text as it was written, of tokens behind which another backend may not be able to go on."""
@@ -166,7 +190,7 @@ class Trail:
         ids, _, after = rest.partition(b"]")
         if ids:
             self._ids += b"%b," % ids
-        self._sight.learn(frame)
+        self.learn(frame)
         frame = b"%b%bnull%b" % (before, mark[:-1], after)
         self._unread.append((frame, len(self._ids), b"," not in ids))
         if len(self._unread) > _MOST_UNSHOWN:
@@ -205,6 +229,7 @@ class Trail:
                 whole = single and not shown.mixed and not self._doubts(shown.kind)
                 self._seam.show(shown.text, ids_bytes, whole=whole)
         self._unread.clear()
+        self._shows_whole = not (self._holds_back or self._doubts(self.kind))
         return not self._barred
 
     @property
@@ -288,7 +313,7 @@ class Trail:
         self._given = (b"%b,%b" % (self._prompt or b"", bytes(self._ids))).removesuffix(b",")
         self._seam.begin(len(self._ids))
         self._unread.clear()
-        self._sight.forget(head)
+        self.forget(head)
 
 
 def _numbers(written: bytes) -> list[int] | None:

@@ -134,14 +134,15 @@ class Relay:
         """Pass on a read as it is framed when it is just more tokens, or what it holds when it is one
         chunk; False: it is to be parsed.
         """
-        shape, client = self._shape, self._client
-        if self._by_sight is not None:
+        client = self._client
+        if self._by_sight is None:
+            shape = self._shape
+            events = 1 if shape.fits(chunk) else shape.count(chunk)
+        else:
             told = self._by_sight(chunk) if client.takes_chunks else None
             if told is None:
                 return False
             chunk, events = told, 1
-        else:
-            events = 1 if shape.fits(chunk) else shape.count(chunk)
         if events and client.takes_chunks:
             self.watch.events += events
             client.bytes_out += len(chunk)
