@@ -136,8 +136,8 @@ class Line:
 
     def tick(self, now: float, seconds: float) -> None:
         """Measure how fast the pool drains, and look after those who wait; about twice a second."""
-        self.forecast.tick(seconds)
-        self.patience.tick(seconds, self.forecast.drain.tokens_per_s)
+        drain = self.forecast.tick(seconds)
+        self.patience.tick(seconds, drain.tokens_per_s, drain.probable_per_s)
         for each in self._backends:
             each.room.peak.calm = not self.patience.overloaded
         if self.queue:

@@ -93,8 +93,12 @@ class Patience:
         self._came[tenant] = self._came.get(tenant, 0) + tokens
         self._requests += 1
 
-    def tick(self, seconds: float, drain: float | None) -> None:
-        """Let time pass; the drain is in tokens a second, None while nobody knows."""
+    def tick(self, seconds: float, drain: float | None, probable: float | None = None) -> None:
+        """Let time pass; the drain is in tokens a second, None while nobody knows.
+
+        What is `probable` in its place decides who asks for more than a fair share: a tenant is not to pay
+        for a drain that is not known well yet.
+        """
         if seconds <= 0:
             return
         came, self._came = self._came, {}
@@ -111,7 +115,7 @@ class Patience:
         self._per_token = demand / total if total else 0.0
         self._load = demand / drain if drain else 0.0
         rates = [self._per_token * each for each in self._tenants.values()]
-        self._fair = _fair(rates, drain) if drain else math.inf
+        self._fair = _fair(rates, probable or drain) if drain else math.inf
 
     # --- asked ---
 

@@ -136,8 +136,7 @@ class Relay:
         """
         client = self._client
         if self._by_sight is None:
-            shape = self._shape
-            events = 1 if shape.fits(chunk) else shape.count(chunk)
+            events = 1 if self._shape.fits(chunk) else self._shape.count(chunk)
         else:
             told = self._by_sight(chunk) if client.takes_chunks else None
             if told is None:

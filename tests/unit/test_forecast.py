@@ -192,3 +192,13 @@ def test_of_a_burst_the_first_end_is_no_slow_drain():
     assert drain.tokens_per_s is None
     drain.passed(1.0, 400, held_tokens=900)
     assert drain.tokens_per_s is not None
+
+
+def test_a_drain_is_probably_more_until_what_runs_has_ended_once_and_a_half_times():
+    drain = Drain()
+    assert drain.probable_per_s is None
+    for _ in range(14):
+        drain.passed(0.5, 500, held_tokens=5000)
+    assert drain.probable_per_s == pytest.approx(1.15 * drain.tokens_per_s)
+    drain.passed(0.5, 500, held_tokens=5000)
+    assert drain.probable_per_s == drain.tokens_per_s == pytest.approx(1000)

@@ -129,6 +129,14 @@ def test_what_some_leave_of_their_share_raises_the_share_of_the_rest():
     assert several.load("large") < several.load("greedy")
 
 
+def test_a_tenant_does_not_pay_for_a_drain_that_is_probably_more():
+    patience = pool(greedy=4000, other=480)
+    assert wait_s(patience, "other") < 1
+    patience.tick(0.5, 1000.0, 1150.0)
+    assert wait_s(patience, "other") == math.inf
+    assert wait_s(patience, "greedy") < 1
+
+
 def test_a_tenant_that_comes_no_more_is_forgotten():
     patience = pool(a=4000)
     for _ in range(240):
