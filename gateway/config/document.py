@@ -103,7 +103,7 @@ def read_document(text: str, *, file: str, folder: Path, env: Mapping[str, str])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they quote the file
             root = yaml.compose(text)
-    except (YAMLError, ValueError) as error:
+    except (YAMLError, ValueError, RecursionError) as error:
         told = not_yaml(error, text)
         document.report(Severity.ERROR, "bad-yaml", told.message, place=told.place, hint=told.hint)
         return document
@@ -119,8 +119,10 @@ def read_document(text: str, *, file: str, folder: Path, env: Mapping[str, str])
         return document
     try:
         values = _Reader(document, yaml, folder, env).mapping(root, ())
-    except _TooManyError:
+    except (_TooManyError, RecursionError) as error:
         message = f"the file has more than {MAX_NODES} values (each use of an alias counts)"
+        if isinstance(error, RecursionError):
+            message = not_yaml(error, text).message
         document.report(Severity.ERROR, "bad-yaml", message, place=Place())
         return document
     # Compose files made `x-` the place for anchors; it is no setting.
@@ -195,18 +197,24 @@ class _Reader:
                 if not isinstance(source, MappingNode) or id(source) in self._open:
                     self._error("bad-yaml", "`<<` needs a mapping", (), _place(source))
                     continue
+                self._count_one()
                 self._open.add(id(source))
                 own = [pair for pair in source.value if str(pair[0].tag) != _MERGE]
                 for key_node, value_node in own:
+                    self._count_one()
                     yield _joined(str(key_node.value)), value_node, _place(key_node)
                 yield from self._merged([v for k, v in source.value if str(k.tag) == _MERGE])
                 self._open.discard(id(source))
 
-    def _value(self, node: Node, path: KeyPath) -> object:
-        self._document.places[path] = _place(node)
+    def _count_one(self) -> None:
+        """Count a value, or what a merge looks at: merges of merges are as many as aliases of aliases."""
         self._count += 1
         if self._count > MAX_NODES:
             raise _TooManyError
+
+    def _value(self, node: Node, path: KeyPath) -> object:
+        self._document.places[path] = _place(node)
+        self._count_one()
         if id(node) in self._open:
             self._error("bad-yaml", "this alias is inside its own anchor", path)
             return None

@@ -25,8 +25,10 @@ class NotYaml:
     place: Place = Place()
 
 
-def not_yaml(error: YAMLError | ValueError, text: str) -> NotYaml:
+def not_yaml(error: YAMLError | ValueError | RecursionError, text: str) -> NotYaml:
     """Return what a parser's error about a text means."""
+    if isinstance(error, RecursionError):
+        return NotYaml("lists and mappings are nested too deeply", "is a bracket too many?")
     if isinstance(error, ReaderError):
         before = text[: error.position]
         line, column = before.count("\n") + 1, error.position - before.rfind("\n")

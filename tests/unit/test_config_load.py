@@ -407,6 +407,23 @@ def test_an_alias_bomb_ends_early():
     assert codes("\n".join(lines) + "\n" + POOL) == ["bad-yaml"]
 
 
+@pytest.mark.parametrize("least", ["{}", "{k: 1}"])
+def test_a_bomb_of_merges_ends_early(least):
+    lines = [f"x-0: &a0 {least}"]
+    lines += [f"x-{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 7)]
+    finding = the_finding("\n".join(lines) + "\n" + POOL)
+    assert "more than 100000 values" in finding.message
+
+
+@pytest.mark.parametrize(("opens", "closes"), [("[", "]"), ("{a: ", "}")])
+def test_a_file_that_is_nested_too_deeply_is_told_so(opens, closes):
+    finding = the_finding(f"{POOL}x-a: {opens * 1000}1{closes * 1000}")
+    assert "nested too deeply" in finding.message
+    # Near the limit the parser can read what the walk over its nodes cannot.
+    for depth in range(280, 340, 3):
+        assert codes(f"{POOL}x-a: {opens * depth}1{closes * depth}") in ([], ["bad-yaml"])
+
+
 def test_a_file_that_cannot_be_read_is_a_finding(tmp_path):
     assert [each.code for each in check_file(tmp_path / "no.yaml").findings] == ["unreadable-file"]
     (tmp_path / "latin.yaml").write_bytes(b"\xff\xfe")
