@@ -31,13 +31,13 @@ from gateway.admin.endpoint import (
     Whole,
 )
 from gateway.config.keysettings import KeySettings
+from gateway.config.units import MOST_S
 from gateway.core.errors import ConfigError
 from gateway.core.roles import Role
 from gateway.store.shared import StoreUnavailable
 
 Found = TypeVar("Found")
 
-_LONGEST_S: Final = 36_500 * 86_400.0
 _NOT_SETTINGS: Final = frozenset({"reason", "dry_run"})
 
 
@@ -80,7 +80,7 @@ class RotateBody(DryRunBody):
     grace_s: float = Field(
         default=86_400.0,
         ge=0,
-        le=_LONGEST_S,
+        le=MOST_S,
         allow_inf_nan=False,
         description="How long the secret before it works. 0: no longer.",
     )

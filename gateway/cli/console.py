@@ -78,6 +78,13 @@ def option(name: str, parse: Callable[[str], T], text: str | None) -> T | None:
         raise VerbError(f"{name}: {error}", code=Exit.USAGE) from error
 
 
+def duration(text: str) -> float:
+    """Return the seconds of `30s` or `1h`; ValueError for what is none."""
+    from gateway.config.units import parse_duration  # takes as long to import as all the rest
+
+    return parse_duration(text)
+
+
 def print_json(value: object) -> None:
     """Print a result for programs."""
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")

@@ -10,7 +10,16 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-from gateway.cli.console import Exit, VerbError, ask, fetch, option, print_json, print_table
+from gateway.cli.console import (
+    Exit,
+    VerbError,
+    ask,
+    duration,
+    fetch,
+    option,
+    print_json,
+    print_table,
+)
 from gateway.cli.verbs import LOCAL, AsTable, Server, Token, group
 
 _POLL_S: Final = 1.0
@@ -107,7 +116,7 @@ def hold(
     token: Token = "",
 ) -> None:
     """Pause automatic restarts. You can still restart backends yourself."""
-    seconds = option("--for", _duration, for_)
+    seconds = option("--for", duration, for_)
     order: dict[str, object] = {"pool": pool, "for_s": seconds, "reason": reason}
     ask(server, f"/admin/v1/restarts:{'lift' if lift else 'hold'}", token, order=order)
     of = "all pools" if pool is None else pool
@@ -190,7 +199,7 @@ def give_order(server: str, token: str, what: str, order: dict[str, object], out
 
 def _until(server: str, token: str, backend: str, timeout: str, done: Done) -> None:
     """Wait until the overview shows what was ordered; its detail goes to standard error meanwhile."""
-    deadline, told = time.monotonic() + option("--timeout", _duration, timeout), ""
+    deadline, told = time.monotonic() + option("--timeout", duration, timeout), ""
     while time.monotonic() < deadline:
         overview = ask(server, "/admin/v1/overview", token)
         every = [each for pool in overview["pools"] for each in pool["backends"]]
@@ -219,9 +228,3 @@ def _restarted(now: dict[str, Any]) -> bool:
         why = f"{now['id']} is down and will not be restarted automatically: {now['detail']}"
         raise VerbError(why, f"see `vllm-gateway logs {now['id']}` and `vllm-gateway events`")
     return now["phase"] in _SERVES and not told.get("restarting")
-
-
-def _duration(text: str) -> float:
-    from gateway.config.units import parse_duration
-
-    return parse_duration(text)

@@ -41,6 +41,10 @@ _BYTES: Final = {
 }
 _TOKENS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20}  # windows are powers of two: 32k is 32768
 
+MOST_S: Final = 36_500 * 86_400.0  # a time after the year 9999 cannot be written
+_MOST_BYTES: Final = 1 << 50
+_MOST_TOKENS: Final = 1 << 50  # JSON's numbers hold it
+
 _DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)")
@@ -52,7 +56,10 @@ def parse_duration(value: object) -> float:
     """Return the seconds of `30s`, `500ms`, `2m`, `1h30m` or `30d`."""
     text = _text(value)
     if text is not None and _DURATION.fullmatch(text):
-        return sum(float(n) * _SECONDS[unit] for n, unit in _DURATION_PART.findall(text))
+        seconds = sum(float(n) * _SECONDS[unit] for n, unit in _DURATION_PART.findall(text))
+        if seconds > MOST_S:
+            raise _bad("bad_duration", "{value} is too long; at most 36500d (100 years)", value)
+        return seconds
     if _is_bare(value, text):
         raise _bad("needs_unit", "{value} has no unit; write {value}s or {value}ms", value)
     raise _bad("bad_duration", "{value} is not a duration such as 500ms, 30s, 2m, 1h, 30d", value)
@@ -63,7 +70,10 @@ def parse_size(value: object) -> int:
     text = _text(value)
     match = _SIZE.fullmatch(text) if text is not None else None
     if match and match[2] in _BYTES:
-        return round(float(match[1]) * _BYTES[match[2]])
+        size = float(match[1]) * _BYTES[match[2]]
+        if size > _MOST_BYTES:
+            raise _bad("bad_size", "{value} is too large; at most 1024TiB", value)
+        return round(size)
     if _is_bare(value, text):
         raise _bad("needs_unit", "{value} has no unit; write {value}KiB or {value}MiB", value)
     raise _bad("bad_size", "{value} is not a size such as 512B, 8KiB, 64MiB, 1GiB, 8MB", value)
@@ -74,10 +84,15 @@ def parse_tokens(value: object) -> int:
     text = _text(value)
     match = _TOKEN_COUNT.fullmatch(text) if text is not None else None
     if match:
-        return int(match[1]) * _TOKENS[match[2].lower()]
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    raise _bad("bad_tokens", "{value} is not a token count; write it like 32768 or 32k", value)
+        # By way of a float, as int() refuses thousands of digits in words of its own.
+        tokens = float(match[1]) * _TOKENS[match[2].lower()]
+    elif isinstance(value, int) and not isinstance(value, bool):
+        tokens = value
+    else:
+        raise _bad("bad_tokens", "{value} is not a token count; write it like 32768 or 32k", value)
+    if tokens > _MOST_TOKENS:
+        raise _bad("bad_tokens", "{value} is too many tokens; at most 1073741824M", value)
+    return int(tokens)
 
 
 def format_duration(seconds: float) -> str:

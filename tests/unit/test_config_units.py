@@ -70,6 +70,18 @@ def test_what_is_no_token_count_is_refused(value):
         parse_tokens(value)
 
 
+@pytest.mark.parametrize(
+    ("parse", "text", "most"),
+    [(parse_duration, "36501d", "36500d"), (parse_duration, "9" * 400 + "s", "36500d")]
+    + [(parse_size, "1025TiB", "1024TiB"), (parse_size, "9" * 400 + "B", "1024TiB")]
+    + [(parse_tokens, "9" * 5000, "1073741824M"), (parse_tokens, 1 << 60, "1073741824M")],
+)
+def test_what_is_larger_than_can_be_is_refused_with_the_most(parse, text, most):
+    with pytest.raises(PydanticCustomError, match=f"at most {most}"):
+        parse(text)
+    assert parse(most) > 0
+
+
 @given(st.integers(0, 10**11))
 def test_a_duration_survives_being_written(ms):
     assert parse_duration(format_duration(ms / 1000)) == pytest.approx(ms / 1000)
