@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from gateway.config.keylimits import LIMITS_SCHEMA, read_limit, read_limits
 from gateway.config.parameters import ParametersConfig
-from gateway.config.units import Section, setting
+from gateway.config.units import SHOWN_CHARS, Section, setting
 from gateway.core.limits import KeyLimits
 
 _TIER: Final = r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$"
@@ -37,7 +37,7 @@ def _networks(value: object) -> tuple[str, ...]:
             found.append(str(ipaddress.ip_network(each)))
         except ValueError:
             raise ValueError(
-                f"`{str(each)[:64]}` is no address and no network such as 10.0.0.0/8"
+                f"`{str(each)[:SHOWN_CHARS]}` is no address and no network such as 10.0.0.0/8"
             ) from None
     return tuple(found)
 

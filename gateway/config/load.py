@@ -20,14 +20,16 @@ from pydantic import ValidationError
 from gateway.config.check import Remark, check_meaning
 from gateway.config.document import Document, read_document
 from gateway.config.explain import explain
-from gateway.config.findings import Finding, KeyPath, Place, Severity
+from gateway.config.findings import Finding, KeyPath, Place, Severity, dotted
 from gateway.config.models import Config
 from gateway.config.placement import check_placement
 from gateway.config.prefixcheck import check_prefix
 from gateway.config.trafficcheck import check_traffic
+from gateway.config.units import SHOWN_CHARS
 from gateway.core.errors import ConfigError
 
 _STAND_IN: Final = {"pools-are-wrong": {"backends": ["http://pools-are-wrong"]}}
+_SECRET_CHARS: Final = 4  # fewer are no secret, and a part of other words
 _ROUNDS: Final = 20  # of taking out wrong values; each one takes out at least one
 
 
@@ -227,17 +229,28 @@ def _report_remarks(document: Document, config: Config, wrong: set[KeyPath]) -> 
 def _report(document: Document, remark: Remark) -> None:
     at_key = remark.code in ("unknown-key", "bad-name") and remark.path in document.key_places
     place: Place = document.place(remark.path, key=at_key)
-    message = remark.message
-    if filled := document.filled.get(remark.path):  # what a variable holds is not told
-        message = message.replace(filled, document.references[remark.path])
     document.report(
         remark.severity,
         remark.code,
-        message,
+        _without_filled(document, remark),
         path=remark.path,
         place=place,
         hint=remark.hint,
     )
+
+
+def _without_filled(document: Document, remark: Remark) -> str:
+    """Return the message with references in place of what they stand for: that may be a secret."""
+    message, setting = remark.message, dotted(remark.path)
+    name = setting if message.startswith(setting) else ""
+    message = message.removeprefix(name)
+    for path, filled in document.filled.items():
+        if not _touches(path, remark.path):
+            continue
+        for told in (filled.strip(), filled.strip()[:SHOWN_CHARS]):
+            if len(told) >= _SECRET_CHARS:
+                message = message.replace(told, document.references[path])
+    return name + message
 
 
 def _origin(document: Document) -> dict[KeyPath, Origin]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from gateway.config.units import Section, setting
+from gateway.config.units import SHOWN_CHARS, Section, setting
 from gateway.core.asked import Media, Overrides, UnknownFields
 from gateway.core.types import Call
 from gateway.wire.parameters import Policy, effective, judge
@@ -58,7 +58,7 @@ def _known(name: str, known: Sequence[str]) -> None:
         raise PydanticCustomError(
             "bad_parameter",
             "{name} is no parameter that this can change; {hint}",
-            {"name": name[:64], "hint": hint},
+            {"name": name[:SHOWN_CHARS], "hint": hint},
         )
 
 

@@ -45,6 +45,7 @@ MOST_S: Final = 36_500 * 86_400.0  # a time after the year 9999 cannot be writte
 _MOST_BYTES: Final = 1 << 50
 _MOST_TOKENS: Final = 1 << 50  # JSON's numbers hold it
 
+SHOWN_CHARS: Final = 80  # of a value, in what is said of it
 _DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)")
@@ -234,7 +235,7 @@ def _is_bare(value: object, text: str | None) -> bool:
 
 def _bad(kind: Any, template: Any, value: object) -> PydanticCustomError:
     shown = value.strip() if isinstance(value, str) else value
-    return PydanticCustomError(kind, template, {"value": str(shown)[:80] or "empty text"})
+    return PydanticCustomError(kind, template, {"value": str(shown)[:SHOWN_CHARS] or "empty text"})
 
 
 def _empty_is_none(value: object) -> object:

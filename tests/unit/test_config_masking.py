@@ -143,3 +143,43 @@ def test_nor_where_the_file_is_damaged_beside_it(text, data):
     damaged = text[:at] + sign + text[at + drop :]
     assume(not names_something(damaged))
     assert SECRET not in told(damaged)
+
+
+# Each puts what a variable holds where it is not valid.
+MISPLACED = [
+    "timeouts: {total: '${S}'}",
+    "trusted_proxies: ['${S}']",
+    "parameters: {allow: ['${S}']}",
+    "tiers: {gold: {addresses: ['${S}']}}",
+    "tiers: {gold: {max_context: '${S}'}}",
+    "log: {level: '${S}'}",
+    "tenants: {a: {limits: {requests_per_minute: '${S}'}}}",
+    "pools: {m: {backends: [http://h:1], adapters: ['${S}']}}",
+    "pools: {m: {backends: [{url: http://h:1, kv_events: '${S}'}]}}",
+    "pools: {m: {backends: [http://h:1], served_model: '${S}'}}",
+]
+
+
+@pytest.mark.parametrize("setting", MISPLACED)
+@pytest.mark.parametrize("around", ["hunter2", " hunter2\n", "hunter2 " * 20])
+def test_what_a_variable_holds_is_in_no_finding(setting, around):
+    text = setting if setting.startswith("pools") else POOL + setting
+    findings = check_text(text, folder=pathlib.Path(), env={"S": around + "!"}).findings
+    assert findings
+    assert not [each for each in findings if SECRET in f"{each}{each.excerpt()}"]
+
+
+@pytest.mark.parametrize("value", [" ", "?", "a!"])
+def test_a_short_value_of_a_variable_garbles_no_other_word(value):
+    text = "pools: {m: {backends: [http://h:1], served_model: '${S}'}}"
+    (finding,) = check_text(text, folder=pathlib.Path(), env={"S": value}).findings
+    assert finding.message == f"pools.m.served_model: `{value}` is not a valid name"
+
+
+def test_the_name_of_a_setting_is_told_where_a_variable_holds_the_same():
+    text = "pools: {hunter2: {backends: [http://h:1], aliases: ['${S}']}}"
+    (finding,) = check_text(text, folder=pathlib.Path(), env={"S": "hunter2"}).findings
+    assert finding.message == "`${S}` is already the pool `${S}`"
+    text = "pools: {hunter2: {backends: [http://h:1], max_context: '${S}'}}"
+    (finding,) = check_text(text, folder=pathlib.Path(), env={"S": "hunter2"}).findings
+    assert finding.message.startswith("pools.hunter2.max_context: ${S} is not a token count")
