@@ -25,11 +25,12 @@ from gateway.config.models import Config
 from gateway.config.placement import check_placement
 from gateway.config.prefixcheck import check_prefix
 from gateway.config.trafficcheck import check_traffic
-from gateway.config.units import SHOWN_CHARS
+from gateway.config.units import SHOWN_CHARS, format_size
 from gateway.core.errors import ConfigError
 
 _STAND_IN: Final = {"pools-are-wrong": {"backends": ["http://pools-are-wrong"]}}
 _SECRET_CHARS: Final = 4  # fewer are no secret, and a part of other words
+_MOST_BYTES: Final = 16 * 1024**2  # more is a log or a model, whose reading would fill the memory
 _ROUNDS: Final = 20  # of taking out wrong values; each one takes out at least one
 
 
@@ -94,14 +95,24 @@ def load_config(path: Path, env: Mapping[str, str] = os.environ) -> Loaded:
 def check_file(path: Path, env: Mapping[str, str] = os.environ) -> Checked:
     """Check a file; every problem is a finding, a file that cannot be read too."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        with path.open("rb") as opened:
+            raw = opened.read(_MOST_BYTES + 1)
     except OSError as error:
-        message = f"cannot read the file: {error.strerror or error}"
-        return Checked((Finding(Severity.ERROR, "unreadable-file", message, file=str(path)),))
+        return _unusable(
+            path, "unreadable-file", f"cannot read the file: {error.strerror or error}"
+        )
+    if len(raw) > _MOST_BYTES:
+        told = f"the file is larger than {format_size(_MOST_BYTES)}, so it is no settings file"
+        return _unusable(path, "unreadable-file", told)
+    try:
+        text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        message = f"the file is not UTF-8 (byte {error.start})"
-        return Checked((Finding(Severity.ERROR, "bad-yaml", message, file=str(path)),))
+        return _unusable(path, "bad-yaml", f"the file is not UTF-8 (byte {error.start})")
     return check_text(text, file=str(path), folder=path.absolute().parent, env=env)
+
+
+def _unusable(path: Path, code: str, message: str) -> Checked:
+    return Checked((Finding(Severity.ERROR, code, message, file=str(path)),))
 
 
 def check_text(

@@ -430,6 +430,11 @@ def test_a_file_that_cannot_be_read_is_a_finding(tmp_path):
     assert [each.code for each in check_file(tmp_path / "latin.yaml").findings] == ["bad-yaml"]
 
 
+def test_no_more_of_a_file_is_read_than_settings_can_have():
+    (finding,) = check_file(pathlib.Path("/dev/zero")).findings  # it has no end
+    assert finding.message == "the file is larger than 16MiB, so it is no settings file"
+
+
 def test_loading_raises_every_finding_and_returns_warnings(tmp_path):
     path = tmp_path / "gw.yaml"
     path.write_text(POOL + "limts: {}\nlgo: {}\n")
