@@ -23,12 +23,11 @@ from ruamel.yaml.error import YAMLError
 
 from gateway.config.findings import Finding, KeyPath, Place, Severity
 from gateway.config.masking import Span, masked, masked_raw
-from gateway.config.notyaml import not_yaml
+from gateway.config.notyaml import LINE_END, not_yaml
 
 MAX_NODES: Final = 100_000  # an alias bomb ends here
 MAX_SECRET_BYTES: Final = 64 * 1024
 
-_LINE_END: Final = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # as YAML counts lines
 _DASH: Final = re.compile(r"[\s-]*-\s*(?:#.*)?")  # a line with the dash of an entry only
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)\}")
 _NAME: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:(:-)(.*))?", re.DOTALL)
@@ -96,7 +95,7 @@ def read_document(text: str, *, file: str, folder: Path, env: Mapping[str, str])
         folder: what relative `${file:...}` paths start from.
         env: the environment to fill in.
     """
-    document = Document(file, _LINE_END.split(text))
+    document = Document(file, LINE_END.split(text))
     try:
         # Safe and pure: no tag makes an object, and nodes carry marks.
         yaml = YAML(typ="safe", pure=True)

@@ -15,6 +15,8 @@ from ruamel.yaml.reader import ReaderError
 
 from gateway.config.findings import Place
 
+LINE_END: Final = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # as YAML counts lines
+
 
 @dataclass(frozen=True, slots=True)
 class NotYaml:
@@ -30,10 +32,10 @@ def not_yaml(error: YAMLError | ValueError | RecursionError, text: str) -> NotYa
     if isinstance(error, RecursionError):
         return NotYaml("lists and mappings are nested too deeply", "is a bracket too many?")
     if isinstance(error, ReaderError):
-        before = text[: error.position]
-        line, column = before.count("\n") + 1, error.position - before.rfind("\n")
+        before = LINE_END.split(text[: error.position])
         message = f"the character U+{error.character:04X} is not allowed in YAML"
-        return NotYaml(message, "remove it; was the file damaged?", Place(line, column))
+        place = Place(len(before), len(before[-1]) + 1)
+        return NotYaml(message, "remove it; was the file damaged?", place)
     if not isinstance(error, MarkedYAMLError):
         return NotYaml("this is not YAML")
     problem, opened = error.problem or "", error.context_mark

@@ -485,6 +485,7 @@ def test_an_empty_value_is_where_it_should_have_been_written(text, line, column)
         ("a: @x\n", 1, 4, "a value cannot begin with @"),
         ("a: *x\n", 1, 4, "a value that begins with * is an alias"),
         ("a: 1\nb: \x00\n", 2, 4, "the character U+0000 is not allowed"),
+        ("a: 1\rb: 2\r\nc: \x00\r", 3, 4, "the character U+0000 is not allowed"),
         ("a: [1,\n", 2, 1, "the file ends within a list"),
         ('a: "\\q"\n', 1, 6, "a backslash in double quotes"),
         ("--- a\n--- b\n", 2, 1, "a second document"),
