@@ -182,7 +182,9 @@ def fetch(  # noqa: PLR0913 - what a request has
     import http.client
 
     connection = _connection(server, timeout_s)
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    headers: dict[str, str | bytes] = {}
+    if token:
+        headers["Authorization"] = f"Bearer {_sendable(token)}".encode()
     if if_match is not None:
         headers["If-Match"] = f'"{if_match}"'
     content = None
@@ -195,6 +197,10 @@ def fetch(  # noqa: PLR0913 - what a request has
         )
         reply = connection.getresponse()
         body = reply.read()
+    except UnicodeError as error:
+        raise VerbError(
+            f"cannot reach {server}: no host has such a name", code=Exit.USAGE
+        ) from error
     except OSError as error:
         hint = "is the gateway running? start it with `vllm-gateway serve -c FILE`, or use --server URL"
         raise VerbError(f"cannot reach {server}: {error.strerror or error}", hint) from error
@@ -209,6 +215,18 @@ def fetch(  # noqa: PLR0913 - what a request has
             f"{server} returned {reply.status} for {path}", _OTHER_PORT, Exit.NOT_FOUND
         )
     return body
+
+
+def _sendable(token: str) -> str:
+    """Return a token without the line end that a file or a secret often has.
+
+    Raises:
+        VerbError: no header can hold it; does not repeat it.
+    """
+    if not token.strip().isprintable():
+        told = "the admin token has a line end or another control character in it"
+        raise VerbError(told, code=Exit.USAGE)
+    return token.strip()
 
 
 def _no_entry(server: str, token: str) -> VerbError:
@@ -256,7 +274,7 @@ def _connection(server: str, timeout_s: float) -> HTTPConnection:
             local.sock.connect(server.removeprefix("unix:"))
         except OSError as error:
             local.close()
-            raise VerbError(f"cannot reach {server}: {error.strerror}") from error
+            raise VerbError(f"cannot reach {server}: {error.strerror or error}") from error
         return local
     try:
         parts = urlsplit(server if "://" in server else f"http://{server}")
@@ -267,6 +285,11 @@ def _connection(server: str, timeout_s: float) -> HTTPConnection:
         "http": http.client.HTTPConnection,
         "https": http.client.HTTPSConnection,
     }
+    if parts.username is not None or parts.path.strip("/") or parts.query:
+        told = "the URL of an admin listener has no user, password or path"
+        raise VerbError(
+            told, "write it like http://127.0.0.1:9090, and the token as --token", Exit.USAGE
+        )
     if host is None or parts.scheme not in kinds:
         hint = "write it like http://127.0.0.1:9090 or unix:/run/gw-admin.sock"
         raise VerbError(f"{server} is not a URL", hint, Exit.USAGE)

@@ -720,12 +720,38 @@ def test_a_token_that_is_wrong_is_told_as_such(run, monkeypatch):
     assert "hint: compare it with `admin.token`" in err
 
 
+@pytest.mark.parametrize("token", ["s3cret\n", " s3cret\r\n", "s3crét"])
+def test_a_token_is_sent_without_the_line_end_of_its_file(run, token):
+    with admin() as (url, seen):
+        assert run("status", "--server", url, "--token", token)[0] == 0
+    sent = f"Bearer {token.strip()}".encode().decode("latin-1")  # as http.server reads it
+    assert seen == [("/admin/v1/overview", sent)]
+
+
+@pytest.mark.parametrize("token", ["s3\ncret", "s3\x00cret", "s3\udcffcret"])
+def test_a_token_that_no_header_can_hold_is_told_and_not_repeated(run, token):
+    code, out, err = run("status", "--server", "http://127.0.0.1:1", "--token", token)
+    assert (code, out) == (2, "")
+    assert "the admin token has a line end or another control character" in err
+    assert "cret" not in err
+
+
+def test_a_password_in_the_url_of_a_server_is_not_repeated(run):
+    code, _, err = run("status", "--server", "http://admin:s3cret@127.0.0.1:1")
+    assert code == 2
+    assert "no user, password or path" in err
+    assert "s3cret" not in err
+
+
 @pytest.mark.parametrize(
     ("server", "code", "words"),
     [
         ("http://127.0.0.1:1", 1, ": Connection refused"),
         ("127.0.0.1:1", 1, ": Connection refused"),
         ("unix:/no/such.sock", 1, "cannot reach unix:/no/such.sock: No such file or directory"),
+        (f"unix:/{'a' * 200}", 1, "AF_UNIX path too long"),
+        ("http://a..b:9090", 2, "no host has such a name"),
+        ("http://127.0.0.1:1/gateway", 2, "has no user, password or path"),
         ("ftp://h", 2, "is not a URL"),
         ("http://h:port", 2, "is not a URL"),
         ("http://", 2, "is not a URL"),
