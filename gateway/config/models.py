@@ -33,10 +33,10 @@ from gateway.config.names import BackendName, HeaderName, ModelName
 from gateway.config.parameters import ParametersConfig, PrefixCache, PrefixRouting, Resume
 from gateway.config.process import (
     AdminConfig,
+    Bearer,
     HealthConfig,
     KeysConfig,
     RedisUrl,
-    Secret,
     ShutdownConfig,
 )
 from gateway.config.supervision import LaunchConfig, Remedy, RestartConfig, SupervisionConfig
@@ -91,7 +91,7 @@ class BackendConfig(Section):
         validate_default=True,
         description="Scheme, host and port, or unix:/path. Omit it with `launch`.",
     )
-    api_key: Secret = setting(None, "Bearer token sent to the backend (vLLM's --api-key).")
+    api_key: Bearer = setting(None, "Bearer token sent to the backend (vLLM's --api-key).")
     engine: Engine | None = setting(None, "What kind of server it is. Default: that of the pool.")
     max_in_flight: Annotated[int, Field(ge=1)] | None = setting(
         None,

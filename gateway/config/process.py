@@ -32,6 +32,14 @@ def _check_redis(value: SecretStr | None) -> SecretStr | None:
     return value
 
 
+def _check_sendable(value: SecretStr | None) -> SecretStr | None:
+    if value is not None and not value.get_secret_value().isprintable():
+        raise PydanticCustomError(
+            "bad_value", "it has a line end or another control character, which no header can hold"
+        )
+    return value
+
+
 def _check_token(value: SecretStr) -> SecretStr:
     if len(value.get_secret_value()) < TOKEN_CHARS:
         raise PydanticCustomError(
@@ -41,6 +49,7 @@ def _check_token(value: SecretStr) -> SecretStr:
 
 
 TokenName = Annotated[str, Field(pattern=TOKEN_NAME)]
+Bearer = Annotated[SecretStr | None, AfterValidator(_check_sendable), EmptyIsNone]
 RedisUrl = Annotated[SecretStr | None, AfterValidator(_check_redis), EmptyIsNone]
 
 
@@ -52,8 +61,8 @@ class AdminToken(Section):
         description="metrics: reads /metrics. viewer: reads everything. operator: also gives orders."
         " admin: also manages keys, and upgrades."
     )
-    token: Annotated[SecretStr, AfterValidator(_check_token)] = Field(
-        description="The bearer token, such as ${ADMIN_TOKEN_OF_CI}; at least 16 characters."
+    token: Annotated[SecretStr, AfterValidator(_check_token), AfterValidator(_check_sendable)] = (
+        Field(description="The bearer token, such as ${ADMIN_TOKEN_OF_CI}; at least 16 characters.")
     )
 
 
@@ -61,7 +70,7 @@ class AdminConfig(Section):
     """The admin listener: metrics, overview, operations. It is separate from the public one."""
 
     listen: Address = setting("127.0.0.1:9090", "Address, or unix:/path.")
-    token: Secret = setting(
+    token: Bearer = setting(
         None,
         "Required bearer token, of the role admin. Without any token, only loopback and UNIX sockets are allowed.",
     )

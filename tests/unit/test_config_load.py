@@ -162,9 +162,27 @@ def test_variables_defaults_and_escapes_are_filled_in():
 
 def test_a_secret_comes_from_a_file_without_its_last_line_end(tmp_path):
     (tmp_path / "token").write_text("line1\nline2\n")
-    config = config_of(POOL + "admin: {token: '${file:token}'}", folder=tmp_path)
-    assert config.admin.token is not None
-    assert config.admin.token.get_secret_value() == "line1\nline2"
+    config = config_of(POOL + "keys: {pepper: '${file:token}'}", folder=tmp_path)
+    assert config.keys is not None
+    assert config.keys.pepper is not None
+    assert config.keys.pepper.get_secret_value() == "line1\nline2"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pools: {m: {backends: [{url: http://h:1, api_key: '${K}'}]}}",
+        POOL + "admin: {token: '${K}'}",
+        POOL + "admin: {tokens: [{name: ci, role: viewer, token: '${K}'}]}",
+    ],
+)
+@pytest.mark.parametrize(
+    "value", ["0123456789abcdef\n", "0123456789\r\nabcdef", "0123456789abcde\udcff"]
+)
+def test_a_token_that_no_header_can_hold_is_an_error_and_not_told(text, value):
+    finding = the_finding(text, {"K": value})
+    assert "it has a line end or another control character" in finding.message
+    assert "0123456789" not in finding.excerpt()
 
 
 def test_an_unset_variable_is_an_error_at_its_place():
