@@ -87,7 +87,12 @@ def duration(text: str) -> float:
 
 def print_json(value: object) -> None:
     """Print a result for programs."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    try:
+        text = json.dumps(value, indent=2, ensure_ascii=False)
+        text.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        text = json.dumps(value, indent=2)
+    sys.stdout.write(text + "\n")
 
 
 def print_table(rows: Sequence[Mapping[str, object]], *, empty: str = "none") -> None:

@@ -32,7 +32,7 @@ from gateway.cli.plan import plan
 from gateway.cli.policy import config_policy
 from gateway.cli.quarantine import quarantine_app
 from gateway.cli.settings import DEFAULT_FILE, ConfigFile, usable
-from gateway.cli.streams import open_closed
+from gateway.cli.streams import open_closed, replace_unwritable
 from gateway.cli.top import top
 from gateway.cli.verbs import group
 
@@ -51,6 +51,7 @@ AsText = verbs.AsText
 def main() -> None:
     """Run the command line and exit with the code of `Exit`."""
     open_closed()
+    replace_unwritable()
     debug = "-vv" in sys.argv or bool(os.environ.get("GATEWAY_DEBUG"))
     try:
         app(args=[word for word in sys.argv[1:] if word != "-vv"], prog_name="vllm-gateway")

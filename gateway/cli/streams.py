@@ -1,7 +1,8 @@
-"""Standard streams that are closed when the program starts, as some supervisors leave them."""
+"""Standard streams as they are at the start: closed by a supervisor, or for few characters only."""
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -20,3 +21,9 @@ def open_closed() -> None:
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 - open as long as the program
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def replace_unwritable() -> None:
+    """Have a `?` written for a character that standard output cannot take, in place of a failure."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")

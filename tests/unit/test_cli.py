@@ -33,6 +33,7 @@ from tests import modelconfigs
 POOL = "pools: {m: {backends: [http://h:1]}}\n"
 
 
+MAIN = "from gateway.cli.main import main; main()"
 OF_SERVER = ("GATEWAY_ADMIN_URL", "GATEWAY_ADMIN_TOKEN", "GATEWAY_KEYS_SERVER")
 
 
@@ -762,6 +763,24 @@ def test_a_server_that_cannot_be_reached_is_named(run, server, code, words):
     assert (ended, out) == (code, "")
     assert words in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_a_character_that_a_terminal_cannot_write_is_no_failure(tmp_path, encoding, output):
+    name = "\u25cf\u00b7\udcff.yaml"
+    told = subprocess.run(
+        [sys.executable, "-c", MAIN, "check", name, "-o", output],
+        cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": encoding}, capture_output=True, timeout=60,
+    )  # fmt: skip
+    assert (told.returncode, told.stderr) == (3, b"")
+    out = told.stdout.decode(encoding)
+    if output == "json":
+        assert json.loads(out)[0]["file"] == name
+    else:
+        assert out.startswith(
+            {"ascii": "???", "latin-1": "?\u00b7?"}.get(encoding, "\u25cf\u00b7?")
+        )
 
 
 # --- explain and route ----------------------------------------------------------------------------
