@@ -57,10 +57,13 @@ def drain(  # noqa: PLR0913 - the options of a verb
 
     Exit code 5: it is the last backend that serves its pool.
     """
+    patience_s = option(
+        "--timeout", duration, timeout
+    )  # what is wrong with it is told before the order
     order = {"reason": reason, "dry_run": dry_run, "force": force}
     give_order(server, token, f"{backend}:drain", order, output)
     if wait and not dry_run:
-        _until(server, token, backend, timeout, lambda now: bool(now["in_flight"] == 0))
+        _until(server, token, backend, patience_s, lambda now: bool(now["in_flight"] == 0))
 
 
 def undrain(
@@ -85,11 +88,12 @@ def restart(  # noqa: PLR0913 - the options of a verb
 
     Exit code 5: it is the last backend that serves its pool, or the gateway cannot restart it.
     """
+    patience_s = option("--timeout", duration, timeout)
     order = {"reason": reason, "dry_run": dry_run, "force": force}
     give_order(server, token, f"{backend}:restart", order, output)
     if wait and not dry_run:
         time.sleep(_POLL_S)  # the order is taken up within a turn
-        _until(server, token, backend, timeout, _restarted)
+        _until(server, token, backend, patience_s, _restarted)
 
 
 def logs(
@@ -116,6 +120,8 @@ def hold(
     token: Token = "",
 ) -> None:
     """Pause automatic restarts. You can still restart backends yourself."""
+    if lift and for_ is not None:
+        raise VerbError("use --for or --lift, not both", code=Exit.USAGE)
     seconds = option("--for", duration, for_)
     order: dict[str, object] = {"pool": pool, "for_s": seconds, "reason": reason}
     ask(server, f"/admin/v1/restarts:{'lift' if lift else 'hold'}", token, order=order)
@@ -197,9 +203,9 @@ def give_order(server: str, token: str, what: str, order: dict[str, object], out
         sys.stdout.write(f"{dry}{told.get('sentence')}\n")
 
 
-def _until(server: str, token: str, backend: str, timeout: str, done: Done) -> None:
+def _until(server: str, token: str, backend: str, patience_s: float, done: Done) -> None:
     """Wait until the overview shows what was ordered; its detail goes to standard error meanwhile."""
-    deadline, told = time.monotonic() + option("--timeout", duration, timeout), ""
+    deadline, told = time.monotonic() + patience_s, ""
     while time.monotonic() < deadline:
         overview = ask(server, "/admin/v1/overview", token)
         every = [each for pool in overview["pools"] for each in pool["backends"]]
@@ -213,7 +219,8 @@ def _until(server: str, token: str, backend: str, timeout: str, done: Done) -> N
             sys.stderr.write(f"{now['phase']}: {told}\n")
         time.sleep(_POLL_S)
     raise VerbError(
-        f"not finished after {timeout}; it continues in the background", "see `vllm-gateway status`"
+        f"not finished after {patience_s:g} s; it continues in the background",
+        "see `vllm-gateway status`",
     )
 
 

@@ -38,8 +38,10 @@ def usage(  # noqa: PLR0913 - the options of a verb
     With a Redis it is what all gateways were used for, else what this one was. While Redis does not answer,
     a warning on standard error says that others are missing, and so does `complete` in JSON and CSV.
     """
-    asked = {"first": first, "last": last, "by": by, "tenant": tenant, "key": key, "model": model}
-    path = f"/admin/v1/usage?{urlencode({name: it for name, it in asked.items() if it})}"
+    asked = {"first": first, "last": last, "tenant": tenant, "key": key, "model": model}
+    given = {name: it for name, it in asked.items() if it}
+    given["by"] = by or ","  # no group: all in one line
+    path = f"/admin/v1/usage?{urlencode(given)}"
     told = ask(server, path, token)
     rows: list[dict[str, Any]] = told.get("data", [])
     if not all(each.get("complete", True) for each in rows):
@@ -51,7 +53,7 @@ def usage(  # noqa: PLR0913 - the options of a verb
 
         print(as_csv(rows), end="")
     else:
-        names = by.split(",")
+        names = [name for name in by.split(",") if name]
         print_table([_row(each, names) for each in rows], empty="no usage")
 
 

@@ -783,6 +783,41 @@ def test_a_character_that_a_terminal_cannot_write_is_no_failure(tmp_path, encodi
         )
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["drain", "m/b1", "--wait", "--timeout", "10"], "--timeout: 10 has no unit"),
+        (["restart", "m/b1", "--wait", "--timeout", "soon"], "--timeout: soon is not a duration"),
+        (["hold", "--lift", "--for", "30m"], "use --for or --lift, not both"),
+    ],
+)
+def test_an_option_that_is_wrong_is_told_before_anything_is_ordered(run, words, told):
+    code, out, err = run(
+        *words, "--server", "http://127.0.0.1:1"
+    )  # where nobody could take an order
+    assert (code, out) == (2, "")
+    assert told in err
+
+
+@pytest.mark.parametrize(
+    ("by", "head"), [("", "REQUESTS"), ("day,,tenant", "DAY         TENANT"), (",", "REQUESTS")]
+)
+def test_usage_is_grouped_by_what_is_named_if_anything(run, by, head):
+    counts = {
+        "requests": 3,
+        "input_tokens": 5,
+        "cached_tokens": 0,
+        "output_tokens": 9,
+        "money": 0.0,
+    }
+    row = {"day": "2026-11-27", "tenant": "acme", **counts}
+    with admin({"data": [row]}) as (url, seen):
+        code, out, err = run("usage", "--by", by, "--server", url)
+    assert (code, err) == (0, "")
+    assert out.startswith(head)
+    assert seen[0][0].endswith("by=" + (by or ",").replace(",", "%2C"))
+
+
 # --- explain and route ----------------------------------------------------------------------------
 
 STOP = {"name": "pools.m.kv.stop_admitting", "value": 0.9, "origin": "gateway.yaml:12"}
