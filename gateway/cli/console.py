@@ -216,7 +216,7 @@ def fetch(  # noqa: PLR0913 - what a request has
     if reply.status == http.client.UNAUTHORIZED:
         raise _no_entry(server, token)
     if reply.status != http.client.OK:
-        raise _problem(reply.status, body) or VerbError(
+        raise _problem(path, reply.status, body) or VerbError(
             f"{server} returned {reply.status} for {path}", _OTHER_PORT, Exit.NOT_FOUND
         )
     return body
@@ -243,15 +243,16 @@ def _no_entry(server: str, token: str) -> VerbError:
     return VerbError(f"{server} does not accept this token", hint, Exit.NOT_ALLOWED)
 
 
-def _problem(status: int, body: bytes) -> VerbError | None:
+def _problem(path: str, status: int, body: bytes) -> VerbError | None:
     """Return what a gateway itself says of a failure; None when that is not in the body."""
     try:
         told = json.loads(body)
         code, detail = told["code"], told["detail"]
     except (ValueError, TypeError, KeyError):
         return None
-    if code == "not_found":  # the path: an older gateway
-        return None
+    if code == "not_found":
+        hint = "is a name empty here, or the gateway of another version than this command?"
+        return VerbError(f"this gateway has nothing at {path}", hint, Exit.NOT_FOUND)
     exits = {
         **{400: Exit.USAGE, 422: Exit.USAGE},
         **{403: Exit.NOT_ALLOWED, 404: Exit.NOT_FOUND, 409: Exit.NOT_ALLOWED},

@@ -1024,9 +1024,12 @@ def test_what_the_gateway_says_of_a_failure_is_passed_on(run, verb, status, expe
 
 def test_a_gateway_that_knows_no_such_path_is_not_quoted(run):
     with admin({"code": "not_found", "detail": "There are: /metrics."}, 404) as (url, _):
-        code, _, err = run("explain", "req_1", "--server", url)
-    assert code == 4
-    assert "returned 404 for /admin/v1/requests/req_1" in err
+        code, out, err = run("explain", "", "--server", url)
+    assert (code, out) == (4, "")
+    assert err == (
+        "vllm-gateway: this gateway has nothing at /admin/v1/requests/\n"
+        "  hint: is a name empty here, or the gateway of another version than this command?\n"
+    )
 
 
 def test_route_asks_with_all_that_is_told(run):
