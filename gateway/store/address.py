@@ -35,6 +35,13 @@ def client_of(url: str, *, connect_s: float, reply_s: float) -> Client:
     Raises:
         ValueError: it is not such a URL.
     """
+    try:
+        return _client_of(url, connect_s, reply_s)
+    except TypeError:  # how redis-py refuses a name that it does not know, without saying so
+        raise ValueError("it has an option that redis-py does not know") from None
+
+
+def _client_of(url: str, connect_s: float, reply_s: float) -> Client:
     scheme, _, form = url.partition("://")[0].lower().partition("+")
     options: dict[str, Any] = {
         "socket_connect_timeout": connect_s,
@@ -83,6 +90,8 @@ class _QuickPacking:
 def _quick(client: Redis) -> Redis:
     pool = client.connection_pool
     pool.connection_class = type("QuickConnection", (_QuickPacking, pool.connection_class), {})
+    # It connects nowhere, but takes the options, or refuses them now.
+    pool.make_connection()  # type: ignore[no-untyped-call]
     return client
 
 

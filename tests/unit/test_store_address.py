@@ -57,6 +57,22 @@ def test_a_cluster_is_found_by_any_of_its_nodes():
 @pytest.mark.parametrize(
     "url",
     [
+        "redis://h?c4nary=1",
+        "rediss://h?c4nary=1",
+        "unix:///run/r.sock?c4nary=1",
+        "redis://h?ssl_ca_certs=c4nary",
+    ]
+    + ["redis+sentinel://a/mymaster?c4nary=1", "redis+cluster://a?c4nary=1"],
+)
+def test_an_option_that_the_library_does_not_know_is_told_before_it_connects(url):
+    with pytest.raises(ValueError, match="an option that redis-py does not know") as refused:
+        client(url)
+    assert "c4nary" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
         f"redis://me:{SECRET}@h:port/0",
         f"redis+sentinel://me:{SECRET}@h:1",
         f"redis+sentinel://me:{SECRET}@h:1/name/db",
