@@ -50,6 +50,8 @@ _DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)")
 _TOKEN_COUNT: Final = re.compile(r"(\d+)([kKmM]?)")
+_HOST: Final = re.compile(r"[^\s/:*@]+")
+_NOT_BRACKETED: Final = re.compile(r"[0-9a-fA-F:.]*:[0-9a-fA-F:.]*")
 _BARE: Final = re.compile(r"-?\d+(?:\.\d+)?")
 
 
@@ -150,15 +152,17 @@ def parse_listen(value: object) -> Listen:
         path = Path(text.removeprefix("unix:"))
         if not path.is_absolute():
             raise _bad("bad_address", "the socket path in {value} must be absolute", value)
-        return Listen(unix=path)
-    host, colon, port = text.rpartition(":")
+        return Listen(unix=check_socket(path))
+    host, _, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
-    elif ":" in host:
+    elif _NOT_BRACKETED.fullmatch(host):
         raise _bad(
             "bad_address", "put the IPv6 address in {value} in brackets, like [::1]:8080", value
         )
-    if not (colon and host and port.isdecimal() and port.isascii()):
+    elif not _HOST.fullmatch(host):
+        raise _bad("bad_address", hint, value)
+    if not (host and port.isdecimal() and port.isascii()):
         raise _bad("bad_address", hint, value)
     if int(port) > MOST_PORT:
         raise _bad("bad_address", "the port in {value} is above 65535", value)

@@ -113,6 +113,19 @@ def test_what_is_no_address_is_refused(value):
         parse_listen(value)
 
 
+@pytest.mark.parametrize(
+    "value", ["http://127.0.0.1:8080", "*:8080", "my host:8080", "me@host:8080"]
+)
+def test_what_nothing_can_listen_on_is_refused_with_an_example(value):
+    with pytest.raises(PydanticCustomError, match="is not an address such as 127.0.0.1:8080"):
+        parse_listen(value)
+
+
+def test_a_socket_to_listen_on_has_a_path_that_the_system_takes():
+    with pytest.raises(PydanticCustomError, match="has 121 bytes; the system allows at most 107"):
+        parse_listen("unix:/" + "a" * 120)
+
+
 @pytest.mark.parametrize("value", [8080, None, ["a:1"]])
 def test_an_address_must_be_a_text(value):
     with pytest.raises(PydanticCustomError):
