@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from gateway.config.models import BackendConfig, Config, PoolConfig, Section
+from gateway.config.process import KeysConfig
 from gateway.config.spell import HIDDEN, spell
 
 # Read once, at start. A name covers the settings below it.
@@ -46,6 +47,8 @@ def diff(old: Config, new: Config, *, started: Config | None = None) -> tuple[st
     with and still has of those settings; from `old` when it is not given.
     """
     since_start = dict(_changes(started or old, new, skip={"pools"}))
+    if (started or old).keys is None and new.keys is not None:  # of which none was read at start
+        since_start |= dict(_changes(KeysConfig(), new.keys, prefix="keys."))
     restart = {name: change for name, change in since_start.items() if _needs_restart(name)}
     settings = dict(_changes(old, new, skip={"pools"}))
     sentences = []
@@ -136,7 +139,7 @@ def _word(value: object) -> str:
         names = (item.get("name", "?") if isinstance(item, dict) else item for item in value)
         return f"[{', '.join(map(str, names))}]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{k}: {v}" for k, v in value.items() if v is not None) + "}"
+        return "{" + ", ".join(f"{k}: {_word(v)}" for k, v in value.items() if v is not None) + "}"
     return str(value)
 
 

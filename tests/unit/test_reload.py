@@ -95,7 +95,7 @@ def test_what_was_bound_at_the_start_needs_a_restart_and_the_rest_does_not():
         "timeouts: {stall: 1m, keep_alive: 90s}\nlog: {access: false}\nkeys: none\n"
     )
     assert diff(pools(), new) == (
-        "admin.token changed, keys {file: /keys.yaml, shared: False} -> none, timeouts.stall 45s -> 1m",
+        "admin.token changed, keys {file: /keys.yaml, shared: false} -> none, timeouts.stall 45s -> 1m",
         "needs a restart: listen 127.0.0.1:8080 -> 127.0.0.1:81,"
         " admin.listen 127.0.0.1:9090 -> 127.0.0.1:91, timeouts.keep_alive 1m15s -> 1m30s,"
         " log.access true -> false",
@@ -156,6 +156,23 @@ def test_what_needs_a_restart_is_told_against_what_the_process_started_with():
     assert diff(moved, longer, started=started) == ("timeouts.stall 45s -> 50s", told)
     # Back at the start: nothing is left to do.
     assert diff(moved, started, started=started) == ()
+
+
+def test_keys_that_come_with_a_reload_say_what_of_them_needs_a_restart():
+    def with_keys(keys):
+        return pools(more=f"redis: redis://h\nkeys: {keys}\n")
+
+    none = with_keys("none")
+    shared = diff(none, with_keys("{shared: true}"))
+    assert shared[1] == "needs a restart: keys.shared false -> true"
+    provider = diff(none, with_keys("{oidc: {issuer: 'https://login.example', audience: gw}}"))
+    assert provider[1] == (
+        "needs a restart: keys.oidc unset -> {issuer: https://login.example, audience: gw, claims: {name: sub}}"
+    )
+    assert diff(none, with_keys("{file: k.yaml}")) == (
+        "keys none -> {file: /k.yaml, shared: false}",
+    )
+    assert len(diff(with_keys("{shared: true}"), none)) == 1  # what was read at start is not used
 
 
 def test_replicas_that_differ_in_what_is_their_own_are_configured_alike():
