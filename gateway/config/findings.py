@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
+
+_MOST_CHARS: Final = 160  # of a line
+_CHARS_BEFORE: Final = 60  # of those, what stands before the place
 
 KeyPath = tuple[str | int, ...]  # keys and indexes from the root of the file to a value
 
@@ -48,13 +52,15 @@ class Finding:
         place = self.place
         head = f"{self.file}:{place.line}:{place.column} {self.severity.value} {self.message}"
         number = f"{place.line:>5}"
-        carets = " " * (place.column - 1) + "^" * place.width
         lines = [f"{head} [{self.code}]"]
         if self.source:
-            lines += [
-                f"{number} | {self.source}",
-                f"      | {carets} {self.hint}".rstrip(),
-            ]
+            # JSON is often one line: all of it for each finding would be the square of the file.
+            is_long = len(self.source) > _MOST_CHARS
+            start = max(0, place.column - 1 - _CHARS_BEFORE) if is_long else 0
+            shown = self.source[start : start + _MOST_CHARS]
+            column = place.column - 1 - start
+            carets = " " * column + "^" * min(place.width, max(1, len(shown) - column))
+            lines += [f"{number} | {shown}", f"      | {carets} {self.hint}".rstrip()]
         elif self.hint:
             lines.append(f"      {self.hint}")
         return "\n".join(lines)

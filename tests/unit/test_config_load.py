@@ -371,6 +371,17 @@ def test_the_excerpt_shows_the_line_with_a_caret_and_hides_secrets():
     assert "hunter2" not in str(the_finding(text))
 
 
+def test_of_a_long_line_the_excerpt_shows_what_is_around_the_place():
+    backends = [f"http://h{number}:8000" for number in range(300)]
+    text = json.dumps({"pools": {"m": {"backends": [*backends, "ftp://x:1", *backends[:9]]}}})
+    finding = next(each for each in check(text).findings if each.code == "bad-url")
+    _, line, mark = finding.excerpt().splitlines()
+    assert len(line) < 180
+    at = mark.index("^")
+    assert line[at : at + mark.count("^")] == '"ftp://x:1"'
+    assert text[finding.place.column - 1 :].startswith('"ftp://x:1"')
+
+
 def test_a_finding_for_programs_has_all_its_parts():
     finding = the_finding(POOL + "limts: {}")
     assert finding.as_json() == {
