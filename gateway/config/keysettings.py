@@ -14,8 +14,8 @@ from gateway.config.parameters import ParametersConfig
 from gateway.config.units import SHOWN_CHARS, Section, setting
 from gateway.core.limits import KeyLimits
 
-_TIER: Final = r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$"
-TierName = Annotated[str, StringConstraints(pattern=_TIER)]
+TIER_NAME: Final = r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$"
+TierName = Annotated[str, StringConstraints(pattern=TIER_NAME)]
 
 
 def _words(value: object) -> tuple[str, ...]:

@@ -12,11 +12,18 @@ from gateway.config.units import EmptyIsNone, Section, setting
 
 
 def _check_endpoint(value: SecretStr | None) -> SecretStr | None:
-    if value is not None:
-        parts = urlsplit(value.get_secret_value())
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise PydanticCustomError("no_url", "must be a URL such as http://127.0.0.1:4318")
+    if value is not None and not _is_http(value.get_secret_value()):
+        raise PydanticCustomError("no_url", "must be a URL such as http://127.0.0.1:4318")
     return value
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 - reading it is what checks it
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
 class TracesConfig(Section):

@@ -31,7 +31,8 @@ Labels = dict[
 ]
 
 
-Revision = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}$")]
+REVISION: Final = r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}$"
+Revision = Annotated[str, StringConstraints(pattern=REVISION)]
 
 
 class PreferConfig(Section):

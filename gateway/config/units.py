@@ -238,8 +238,8 @@ def _is_bare(value: object, text: str | None) -> bool:
 
 
 def _bad(kind: Any, template: Any, value: object) -> PydanticCustomError:
-    shown = value.strip() if isinstance(value, str) else value
-    return PydanticCustomError(kind, template, {"value": str(shown)[:SHOWN_CHARS] or "empty text"})
+    text = "an empty value" if value is None else str(value).strip()[:SHOWN_CHARS] or "empty text"
+    return PydanticCustomError(kind, template, {"value": text})
 
 
 def _empty_is_none(value: object) -> object:
@@ -251,6 +251,12 @@ def _beside_the_file(path: Path, info: ValidationInfo) -> Path:
     # `load` names the folder of the settings file; elsewhere paths stay as they are.
     folder = (info.context or {}).get("folder")
     return folder / path if isinstance(folder, Path) else path
+
+
+def _without_nul(path: Path) -> Path:
+    if "\0" in str(path):
+        raise PydanticCustomError("bad_value", "no path can hold a NUL character")
+    return path
 
 
 def _positive(value: float) -> float:
@@ -313,7 +319,7 @@ BackendUrl = Annotated[
         }
     ),
 ]
-FilePath = Annotated[Path, AfterValidator(_beside_the_file)]
+FilePath = Annotated[Path, AfterValidator(_without_nul), AfterValidator(_beside_the_file)]
 SocketPath = Annotated[
     Path,
     BeforeValidator(check_socket_text),

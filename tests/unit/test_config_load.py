@@ -265,6 +265,23 @@ def test_the_nearest_right_thing_is_named(text, hint):
     assert the_finding(POOL + text).hint == hint
 
 
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("listen: null", "listen: an empty value is not an address such as", ""),
+        ("timeouts: {total: }", "timeouts.total: an empty value is not a duration such as", ""),
+        ("traces: {endpoint: 'http://[h'}", "traces.endpoint: must be a URL such as", ""),
+        ('keys: {file: "k\\0"}', "keys.file: no path can hold a NUL character", ""),
+        ('state: "a\\0b"', "state: no path can hold a NUL character", ""),
+        ("tiers: {a b: {}}", "`a b` is not a valid name", "use up to 64 letters, digits and . _ -"),
+    ],
+)
+def test_no_words_of_python_or_of_a_pattern_are_told(text, message, hint):
+    finding = the_finding(POOL + text)
+    assert finding.message.startswith(message)
+    assert finding.hint.startswith(hint)
+
+
 def test_a_key_of_the_pool_that_is_elsewhere_is_led_there():
     text = "pools: {m: {backends: [http://h:1], max_wait: 1s, max_in_flight: 3}}"
     assert [each.hint for each in check(text).findings] == [
