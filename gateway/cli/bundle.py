@@ -64,7 +64,7 @@ def bundle(
         parts["doctor.txt"] = _diagnosed(config, *asked)
     if log is not None:
         parts["log.txt"] = _LEFT_OUT if known is None else _tail(log)
-    packed = pack({name: masked(text, {*secrets, token}) for name, text in parts.items()})
+    packed = pack({name: masked(text, {*secrets, token.strip()}) for name, text in parts.items()})
     try:
         out.write_bytes(packed)
     except OSError as error:
@@ -98,7 +98,12 @@ def secrets_of(config: Config) -> set[str]:
     """Return the value of each secret setting."""
     from pydantic import BaseModel, SecretStr
 
+    from gateway.config.spell import FOR_A_SECRET
+    from gateway.config.supervision import LaunchConfig
+
     def within(value: object) -> Iterator[str]:
+        if isinstance(value, LaunchConfig):
+            yield from (text for name, text in value.env.items() if FOR_A_SECRET.fullmatch(name))
         if isinstance(value, SecretStr):
             yield value.get_secret_value()
         elif isinstance(value, BaseModel):
@@ -174,7 +179,11 @@ def _diagnosed(file: Path, server: str, token: str) -> str:
 def _tail(file: Path) -> str:
     try:
         with file.open("rb") as lines:
-            lines.seek(max(0, file.stat().st_size - _TAIL_BYTES))
+            start = lines.seek(max(0, file.stat().st_size - _TAIL_BYTES))
+            if (
+                start
+            ):  # in the middle of a line, and maybe of a secret, which could not be told any more
+                lines.readline()
             return lines.read().decode("utf-8", "replace")
     except OSError as error:
         raise VerbError(f"{file}: {error.strerror}") from error

@@ -32,7 +32,7 @@ from gateway.config.units import (
 from gateway.core.limits import KeyLimits
 
 HIDDEN: Final = "***"
-_FOR_A_SECRET: Final = re.compile(
+FOR_A_SECRET: Final = re.compile(
     r"(?:.*[-_])?(?:keys?|token|password|passwd|secret|credentials?)", re.I
 )
 _ASSIGNED: Final = re.compile(r"(?P<name>-{0,2}[\w-]+)=.+", re.S)
@@ -105,7 +105,7 @@ def _without_secrets(value: Any) -> Any:
     """Return what a flag is set to without its secrets; some take JSON, such as --kv-transfer-config."""
     if isinstance(value, dict):
         return {
-            key: HIDDEN if _FOR_A_SECRET.fullmatch(key) else _without_secrets(each)
+            key: HIDDEN if FOR_A_SECRET.fullmatch(key) else _without_secrets(each)
             for key, each in value.items()
         }
     if isinstance(value, list):
@@ -127,7 +127,7 @@ def _shown(words: Iterable[str]) -> Iterator[str]:
         assigned = _ASSIGNED.fullmatch(word)
         name = (assigned["name"] if assigned else word).lstrip("-")
         is_flag, parts = word.startswith("-"), word.split()
-        if assigned and _FOR_A_SECRET.fullmatch(name) and (is_flag or len(parts) == 1):
+        if assigned and FOR_A_SECRET.fullmatch(name) and (is_flag or len(parts) == 1):
             yield f"{assigned['name']}={HIDDEN}"
         elif not hides and (json_shown := _without_secrets(word)) != word:
             yield json_shown
@@ -136,4 +136,4 @@ def _shown(words: Iterable[str]) -> Iterator[str]:
         else:
             yield HIDDEN if hides and not is_flag else word
         if is_flag:
-            hides = not assigned and _FOR_A_SECRET.fullmatch(name) is not None
+            hides = not assigned and FOR_A_SECRET.fullmatch(name) is not None

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from gateway.cli.bundle import masked
+from gateway.cli.bundle import masked, secrets_of
 from gateway.cli.main import app
+from gateway.config.load import load_config
 
 SECRET = 'pa"ss\\wörd-1234567'
 
@@ -141,6 +142,32 @@ def test_no_secret_is_in_it_while_the_settings_are_wrong(tmp_path, monkeypatch, 
         assert secret not in everything
     assert "the settings are wrong" in parts["log.txt"]
     assert "The log is left out" in printed
+
+
+def test_nor_one_that_a_launched_server_gets_in_its_environment(tmp_path):
+    launch = (
+        "{port: 8001, command: [vllm, serve, m], env: {HF_TOKEN: hub-secret-1, VLLM_LOG: plainly}}"
+    )
+    (tmp_path / "gateway.yaml").write_text(
+        f"keys: none\npools: {{m: {{backends: [{{launch: {launch}}}]}}}}\n"
+    )
+    secrets = secrets_of(load_config(tmp_path / "gateway.yaml").config)
+    left = masked("got hub-secret-1, VLLM_LOG=plainly", secrets)
+    assert left == "got ***, VLLM_LOG=plainly"
+
+
+def test_the_log_begins_with_a_whole_line_as_half_a_secret_could_not_be_masked(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("MY_KEY", SECRET)
+    (tmp_path / "gateway.yaml").write_text(SETTINGS)
+    log, out = tmp_path / "log", tmp_path / "out.tar.gz"
+    rest = "letters\n" + "x" * 1023 + "\n"  # the last MiB begins in the middle of the token
+    log.write_text("sent admin-token-of-many-" + rest.ljust(1024 * 1024 - 1, "y") + "\n")
+    words = ["bundle", "-c", tmp_path / "gateway.yaml", "--out", out, "--log", log]
+    ran = CliRunner().invoke(app, [*map(str, words), "--server", "http://127.0.0.1:1"])
+    assert ran.exit_code == 0, ran.output
+    assert members(out)["log.txt"].startswith("xxx")
 
 
 @given(
