@@ -8,14 +8,18 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 if TYPE_CHECKING:
-    from http.client import HTTPConnection
+    from http.client import HTTPConnection, HTTPResponse
 
 T = TypeVar("T")
+
+_STEPS: Final = 10  # all of an answer may take this many times what a step of it may
+_CHUNK: Final = 64 * 1024
 
 
 class Exit(IntEnum):
@@ -178,7 +182,7 @@ def fetch(  # noqa: PLR0913 - what a request has
         order: is sent; None only reads.
         method: default POST with an order, else GET.
         if_match: a version; the order is refused if the subject has another one.
-        timeout_s: for each step.
+        timeout_s: for each step; ten times that for the whole answer.
 
     Raises:
         VerbError: it does not answer, or with another status.
@@ -201,7 +205,8 @@ def fetch(  # noqa: PLR0913 - what a request has
             method or ("GET" if content is None else "POST"), path, body=content, headers=headers
         )
         reply = connection.getresponse()
-        body = reply.read()
+        with reply:  # it has the socket until its end
+            body = _whole(reply, _STEPS * timeout_s)
     except UnicodeError as error:
         raise VerbError(
             f"cannot reach {server}: no host has such a name", code=Exit.USAGE
@@ -220,6 +225,25 @@ def fetch(  # noqa: PLR0913 - what a request has
             f"{server} returned {reply.status} for {path}", _OTHER_PORT, Exit.NOT_FOUND
         )
     return body
+
+
+def _whole(reply: HTTPResponse, within_s: float) -> bytes:
+    """Return a body.
+
+    Raises:
+        OSError: it comes to no end, as one that trickles never lasts too long at any single step.
+        HTTPException: it is cut.
+    """
+    import http.client
+
+    body, ends_at = bytearray(), time.monotonic() + within_s
+    while chunk := reply.read1(_CHUNK):
+        body += chunk
+        if time.monotonic() > ends_at:
+            raise TimeoutError(f"its answer does not end within {within_s:g} s")
+    if reply.length:
+        raise http.client.IncompleteRead(bytes(body), reply.length)
+    return bytes(body)
 
 
 def _sendable(token: str) -> str:

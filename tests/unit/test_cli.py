@@ -21,6 +21,7 @@ from gateway import __version__
 from gateway.access.keys import KeyRing
 from gateway.cli import main as cli
 from gateway.cli import verbs
+from gateway.cli.console import VerbError, fetch
 from gateway.config.load import load_config
 from gateway.config.schema import json_schema
 from gateway.core.errors import ConfigError
@@ -1280,6 +1281,27 @@ def test_a_listener_that_is_not_http_is_named(run):
         thread.join()
     assert code == 1
     assert "does not speak HTTP" in err
+
+
+@pytest.mark.parametrize(
+    "told", ["does not end within 0.5 s", "does not speak HTTP: IncompleteRead"]
+)
+def test_an_answer_without_its_end_is_told_and_not_waited_for(told):
+    class Trickle(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.recv(1000)
+            self.request.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 99999\r\n\r\n{")
+            with contextlib.suppress(OSError):
+                while "IncompleteRead" not in told:
+                    self.request.sendall(b" ")
+                    time.sleep(0.01)
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Trickle) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        with pytest.raises(VerbError, match=told):
+            fetch(f"http://127.0.0.1:{server.server_address[1]}", "/", "", timeout_s=0.05)
+        thread.join()
 
 
 # --- the parameter policy ---------------------------------------------------------------------------
