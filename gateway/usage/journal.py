@@ -24,6 +24,7 @@ from gateway.usage.entries import Entry
 
 _FILE_PARTS: Final = 8  # files that share the bound
 _MOST_LEDGERS: Final = 256  # of one state folder: processes at a time
+_ID_CHARS: Final = 16
 
 _ENCODER: Final = msgspec.json.Encoder()
 _DECODER: Final = msgspec.json.Decoder(Entry)
@@ -53,10 +54,7 @@ class UsageJournal:
         self._began = False
 
     def _read(self) -> None:
-        named = self._folder / "id"
-        if not named.exists():
-            named.write_text(secrets.token_hex(8))
-        self.id = named.read_text()
+        self.id = _named_by(self._folder / "id")
         files, self.last = self._files(), 0
         if files:
             self.last = _first(files[-1]) - 1
@@ -163,6 +161,15 @@ def _taken(folder: Path, place: int) -> tuple[Path, int]:
         os.close(lock)
         raise
     return mine, lock
+
+
+def _named_by(file: Path) -> str:
+    """Return the name of a ledger; a new one where it has none, or a full disk left a part of it."""
+    name = file.read_text() if file.exists() else ""
+    if len(name) != _ID_CHARS:
+        name = secrets.token_hex(_ID_CHARS // 2)
+        file.write_text(name)
+    return name
 
 
 def every_entry(folder: Path) -> Iterator[Entry]:

@@ -1,6 +1,7 @@
 """Usage: counted once, written to a ledger of bounded size, read back, and told to Redis exactly once."""
 
 import asyncio
+import resource
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -119,6 +120,24 @@ def test_its_size_is_bounded_and_the_oldest_lines_go_first(tmp_path):
     assert 50 < len(kept) < 200
     assert sum(file.stat().st_size for file in tmp_path.glob("0/ledger-*")) < 20_000
     journal.close()
+
+
+@pytest.mark.parametrize("left", [0, 5])
+def test_a_ledger_has_a_name_of_its_own_although_the_disk_was_full_when_it_began(tmp_path, left):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (left, hard))  # as on a full disk
+    try:
+        for folder in ("one", "other"):
+            with pytest.raises(OSError, match="too large"):
+                UsageJournal(tmp_path / folder, 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    journals = [UsageJournal(tmp_path / folder, 1000) for folder in ("one", "other")]
+    one, other = (each.id for each in journals)
+    assert len(one) == len(other) == 16
+    assert one != other  # or Redis would take the lines of one for those of the other
+    for each in journals:
+        each.close()
 
 
 def test_each_process_has_a_ledger_of_its_own(tmp_path):
