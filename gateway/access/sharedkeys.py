@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -44,6 +44,7 @@ class Snapshot:
     generation: int
     stamp: str
     entries: Mapping[str, Entry]
+    left_out: Set[str] = frozenset()  # ids of records that this version does not understand
 
 
 @dataclass(slots=True)
@@ -120,6 +121,9 @@ class SharedKeys:
         before: Mapping[str, Entry] = {} if self.snapshot is None else self.snapshot.entries
         entries = dict(part.entries) if part.whole else {**before, **part.entries}
         entries |= ours
+        left_out = part.unreadable
+        if not part.whole and self.snapshot is not None:
+            left_out |= self.snapshot.left_out - part.entries.keys()
         for key_id in part.unreadable:
             log.error(
                 "the key %s has settings that this version does not know: nobody gets in with it here",
@@ -135,7 +139,7 @@ class SharedKeys:
         else:
             self._ring = None
         stamp = _UNSURE if ours else part.stamp
-        self.snapshot = Snapshot(part.generation, stamp, entries)
+        self.snapshot = Snapshot(part.generation, stamp, entries, left_out)
         self._uncopied.set()
         for heard in self.on_change:
             heard()
@@ -190,7 +194,8 @@ class SharedKeys:
         head = {
             "version": 1,
             "generation": snapshot.generation,
-            "stamp": snapshot.stamp,
+            # Who begins with this copy may be of a version that understands what is left out here.
+            "stamp": _UNSURE if snapshot.left_out else snapshot.stamp,
             "pepper": fingerprint(self.store.pepper),
         }
         lines = [json.dumps(head), *(each.text for each in snapshot.entries.values()), ""]

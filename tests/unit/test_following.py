@@ -139,6 +139,30 @@ def test_the_copy_is_for_this_user_only_and_enough_to_start_with(server, tmp_pat
     assert fresh.lets_in(third.key) is not None
 
 
+def test_a_newer_version_that_begins_with_the_copy_of_an_older_one_knows_what_that_did_not(
+    server, tmp_path
+):
+    one = Replica(server)
+    other, made = (one.do("create", {"name": name}) for name in "ab")
+    text = server.records[made.id]
+    server.records[made.id] = text.replace('{"', '{"of_the_future": 1, "', 1)
+    older = Replica(server, tmp_path)
+    older.look()
+    one.do("update", other.id, {"priority": 1})
+    older.look()
+    assert older.lets_in(made.key) is None
+    older.copies()
+    server.records[made.id] = text  # so the newer version reads it
+    newer = Replica(server, tmp_path)
+    newer.keys.read_copy()
+    newer.look()
+    assert newer.lets_in(made.key).key_id == made.id
+    newer.copies()
+    after = Replica(server, tmp_path)
+    after.keys.read_copy()
+    assert after.keys.snapshot == newer.keys.snapshot  # no need to read all
+
+
 @pytest.mark.parametrize("damage", ["", "{}", "\n", "[1]\nx", '{"version": 2}', "\ud800"])
 def test_a_copy_that_is_damaged_or_of_another_pepper_is_not_used(server, tmp_path, damage):
     one = Replica(server, tmp_path)
