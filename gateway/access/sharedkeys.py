@@ -34,6 +34,7 @@ log = logging.getLogger("gateway.keys")
 
 _UNSURE: Final = "unsure"  # no stamp of a change: the next look reads everything
 LOOK_S: Final = 0.8  # between two looks, with what `periodic` adds: changes hold within a second
+COPY_AGAIN_S: Final = 2.0  # after the copy could not be written
 FIRST_LOOK_S: Final = 2.0  # for the first one, before anybody is served
 
 
@@ -60,6 +61,7 @@ class SharedKeys:
     _ring: KeyRing | None = None
     _told: str = ""  # what was last logged to be wrong
     _uncopied: asyncio.Event = field(default_factory=asyncio.Event)
+    _copy_failed: bool = False
 
     def ring(self, tiers: Tiers) -> KeyRing:
         """Return the keys as requests need them, under these tiers."""
@@ -81,7 +83,13 @@ class SharedKeys:
             group.create_task(
                 periodic(self.look, every_s=LOOK_S, name="shared keys", woken=self.woken)
             )
-            group.create_task(periodic(self._copy, every_s=0.0, name="copy of the keys"))
+            group.create_task(
+                periodic(
+                    self._copy,
+                    every_s=lambda: COPY_AGAIN_S if self._copy_failed else 0.0,
+                    name="copy of the keys",
+                )
+            )
 
     async def first_look(self) -> None:
         """Look for the first time, before anybody is served; without Redis the copy has to do."""
@@ -174,7 +182,7 @@ class SharedKeys:
     # --- the copy -----------------------------------------------------------------------------------
 
     async def _copy(self) -> None:
-        """Write the copy whenever there is something new."""
+        """Write the copy whenever there is something new, and again where that failed."""
         await self._uncopied.wait()
         self._uncopied.clear()
         snapshot = self.snapshot
@@ -182,13 +190,17 @@ class SharedKeys:
             return
         try:
             await asyncio.to_thread(self._write, snapshot)
+            self._copy_failed = False
         except OSError as error:
-            log.warning(
-                "the copy of the keys, %s, cannot be written: %s; without Redis a restart would know"
-                " the keys of the copy before it",
-                *(self.copy, error.strerror),
-                extra={"event": "keys_copy_failed"},
-            )
+            self._uncopied.set()
+            if not self._copy_failed:
+                log.warning(
+                    "the copy of the keys, %s, cannot be written: %s; until it can, a restart without"
+                    " Redis would know the keys of the copy before it",
+                    *(self.copy, error.strerror),
+                    extra={"event": "keys_copy_failed"},
+                )
+            self._copy_failed = True
 
     def _write(self, snapshot: Snapshot) -> None:
         head = {

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.access import redisstore
+from gateway.access import redisstore, sharedkeys
 from gateway.access.keyerrors import KeyStoreError
 from gateway.access.lastused import LastUsed
 from gateway.access.redisstore import RedisKeys
@@ -161,6 +161,34 @@ def test_a_newer_version_that_begins_with_the_copy_of_an_older_one_knows_what_th
     after = Replica(server, tmp_path)
     after.keys.read_copy()
     assert after.keys.snapshot == newer.keys.snapshot  # no need to read all
+
+
+def test_a_copy_that_could_not_be_written_is_written_once_it_can_be(
+    server, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(sharedkeys, "COPY_AGAIN_S", 0.01)
+    blocked = tmp_path / "state"
+    blocked.write_text("this is no folder")
+    one = Replica(server, blocked)
+    made = one.do("create", {"name": "a"})
+    one.do("revoke", made.id)
+
+    async def story():
+        running = start(one.keys.run(), name="keys")
+        async with asyncio.timeout(5):
+            while not caplog.records:
+                await asyncio.sleep(0.01)
+            blocked.unlink()
+            while not (blocked / "keys.json").exists():
+                await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(story())
+    assert [each.event for each in caplog.records] == ["keys_copy_failed"]
+    fresh = Replica(server, blocked)
+    fresh.keys.read_copy()
+    assert fresh.keys.snapshot.entries[made.id].record.revoked_s is not None
 
 
 @pytest.mark.parametrize("damage", ["", "{}", "\n", "[1]\nx", '{"version": 2}', "\ud800"])
