@@ -35,6 +35,16 @@ class WrongState(KeyStoreError):
     """The key has ended, or has two secrets already."""
 
 
+class NotUnderstood(KeyStoreError):
+    """The record has something that this version does not know, or is damaged."""
+
+    def __init__(self, key_id: str) -> None:
+        super().__init__(
+            f"This version cannot read the key {key_id}. A newer one changed it, and then ask a gateway of that"
+            " version; or it is damaged."
+        )
+
+
 class WrongPepper(KeyStoreError):
     """The pepper of this machine is not the one that the shared keys were made with."""
 

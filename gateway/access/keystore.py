@@ -36,8 +36,8 @@ class CreatedKey:
 class KeyStore(Protocol):
     """The keys. See the module for what every form guarantees.
 
-    Every call may raise ConfigError (the file is wrong, or may not be read or written) or
-    StoreUnavailable (Redis does not answer; whether a change was made is unknown).
+    Every call may raise ConfigError (the file is wrong, or may not be read or written),
+    StoreUnavailable (Redis does not answer; whether a change was made is unknown), WrongPepper or NotUnderstood.
     """
 
     async def list(self) -> Sequence[KeyRecord]:

@@ -17,7 +17,13 @@ from typing import Any, Final
 from gateway.access import keyscripts as scripts
 from gateway.access.changes import check_version, created, revoked, rotated, updated
 from gateway.access.effective import Tiers
-from gateway.access.keyerrors import BadSettings, NoSuchKey, VersionConflict, WrongPepper
+from gateway.access.keyerrors import (
+    BadSettings,
+    NoSuchKey,
+    NotUnderstood,
+    VersionConflict,
+    WrongPepper,
+)
 from gateway.access.keystore import CreatedKey
 from gateway.access.records import KeyRecord, as_node, read_record
 from gateway.store.scripts import Scripted
@@ -97,7 +103,7 @@ class RedisKeys:
         text = await self.link.ask(scripts.GET, [scripts.RECORDS], [key_id], WITHIN_S)
         if not text:
             raise NoSuchKey(f"there is no key with the id {key_id}")
-        return Entry.read(text).record
+        return _record_of(text, key_id)
 
     async def create(self, settings: Mapping[str, object]) -> CreatedKey:
         """See `KeyStore`.
@@ -159,6 +165,7 @@ class RedisKeys:
 
         Raises:
             WrongPepper: the keys that there are were made with another pepper.
+            NotUnderstood: what is there is of a newer version.
             StoreUnavailable: Redis does not answer; whether the record is kept is unknown.
         """
         text, stamp, pepper = Entry.of(record).text, secrets.token_hex(6), fingerprint(self.pepper)
@@ -170,7 +177,7 @@ class RedisKeys:
             raise WrongPepper
         if not reply[1]:
             raise NoSuchKey(f"there is no key with the id {record.id}")
-        return Entry.read(reply[1]).record
+        return _record_of(reply[1], record.id)
 
     async def read(self, generation: int = 0, stamp: str = "") -> Part:
         """Return what changed since a generation with this stamp, or everything if that is not known.
@@ -234,6 +241,13 @@ class RedisKeys:
                 return after
             record = other
         raise VersionConflict(record.version)
+
+
+def _record_of(text: str, key_id: str) -> KeyRecord:
+    try:
+        return Entry.read(text).record
+    except (ValueError, BadSettings):
+        raise NotUnderstood(key_id) from None
 
 
 def _id_of(text: str) -> str:

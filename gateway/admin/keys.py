@@ -14,7 +14,13 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from gateway.access.changes import created, revoked, rotated, updated
-from gateway.access.keyerrors import BadSettings, NoSuchKey, VersionConflict, WrongState
+from gateway.access.keyerrors import (
+    BadSettings,
+    KeyStoreError,
+    NoSuchKey,
+    VersionConflict,
+    WrongState,
+)
 from gateway.access.keystore import CreatedKey, KeyStore
 from gateway.access.records import KeyKind, KeyRecord, settings_told
 from gateway.access.told import key_told, listed_told, values_told
@@ -222,7 +228,7 @@ async def subject(desk: Desk, names: Mapping[str, str]) -> Mapping[str, Any] | N
         return None
     try:
         record = await store.get(names["key"])
-    except (NoSuchKey, ConfigError, StoreUnavailable):
+    except (KeyStoreError, ConfigError, StoreUnavailable):
         return None
     return key_told(record, -inf)  # whatever the time does to its state is no change
 
@@ -249,6 +255,8 @@ async def _asked(call: Awaitable[Found]) -> Found:
         return await call
     except (NoSuchKey, BadSettings, VersionConflict, WrongState) as error:
         raise _problem(error) from None
+    except KeyStoreError as error:
+        raise Problem(HTTPStatus.CONFLICT, "keys_unusable", str(error)) from None
     except ConfigError as error:
         detail = f"The keys cannot be read or written: {'; '.join(error.findings[:5])}"
         raise Problem(HTTPStatus.CONFLICT, "keys_unusable", detail) from error

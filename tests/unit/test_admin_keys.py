@@ -2,7 +2,9 @@
 
 import pytest
 
+from gateway.access.redisstore import RedisKeys
 from tests.admindesk import TOKEN, Desk
+from tests.fakekeyserver import FakeKeyServer
 
 TIERS = {"tiers": {"gold": {"priority": 5, "limits": {"requests_per_minute": 60}}}}
 
@@ -10,6 +12,13 @@ TIERS = {"tiers": {"gold": {"priority": 5, "limits": {"requests_per_minute": 60}
 @pytest.fixture
 def desk(tmp_path):
     return Desk(tmp_path, keys=True, more=TIERS, token=TOKEN)
+
+
+@pytest.fixture
+def shared(desk):
+    """Keys on a Redis that is only played."""
+    desk.store = RedisKeys(FakeKeyServer(), b"p" * 32, desk.tiers, desk.clock.wall)
+    return desk
 
 
 def ask(desk, method, path, body=None, token=TOKEN, **headers):
@@ -159,3 +168,34 @@ def test_a_key_that_was_revoked_opens_nothing(desk):
 def test_a_key_that_is_bound_to_networks_opens_nothing_from_elsewhere(desk):
     key = make(desk, kind="admin", role="admin", addresses=["10.0.0.0/8"])["key"]
     assert ask(desk, "GET", "overview", token=key).status_code == 401
+
+
+@pytest.mark.parametrize("damage", ['{"of_the_future": 1, ', "nonsense"])
+def test_a_key_of_a_newer_version_is_named_as_that(shared, damage):
+    path, records = f"keys/{make(shared)['id']}", shared.store.link.records
+    for key_id, text in records.items():
+        records[key_id] = text.replace("{", damage, 1)
+    for method, each in (
+        ("GET", path),
+        ("GET", f"{path}/effective"),
+        ("PATCH", path),
+        ("POST", f"{path}:rotate"),
+        ("POST", f"{path}:revoke"),
+    ):
+        told = ask(shared, method, each)
+        assert (told.status_code, told.json()["code"]) == (409, "keys_unusable"), each
+        assert "a gateway of that version" in told.json()["detail"]
+
+
+def test_another_pepper_is_named_as_what_keeps_keys_from_being_changed(shared):
+    path = f"keys/{make(shared)['id']}"
+    shared.store = RedisKeys(shared.store.link, b"q" * 32, shared.tiers, shared.clock.wall)
+    for each, body in (
+        ("keys", {"name": "b"}),
+        (f"{path}:rotate", {"grace_s": 0}),
+        (f"{path}:revoke", {}),
+    ):
+        told = ask(shared, "POST", each, body)
+        assert (told.status_code, told.json()["code"]) == (409, "keys_unusable"), each
+        assert "pepper of this machine is not the one" in told.json()["detail"]
+    assert ask(shared, "GET", path).json()["state"] == "active"
