@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from gateway.access.effective import Tiers, caller_of, lost_tiers
-from gateway.access.keyfile import read_pepper, read_records, stamp_of
+from gateway.access.keyfile import pepper_path, read_pepper, read_records, stamp_of
 from gateway.access.records import KeyKind, KeyRecord, timestamp
 from gateway.access.salt import salting_secret
 from gateway.access.secret import CHECK_AT, ID_AT, SHAPE, checksum, digest_of
@@ -124,8 +124,9 @@ class KeyRing:
         records = [] if tokens is not None and not path.exists() else read_records(path)
         if lost := lost_tiers(records, tiers or {}):
             raise ConfigError([f"{path}: error: {each}" for each in lost])
-        # A file without keys lets nobody in, and needs no pepper for that.
-        pepper = read_pepper(path) if records else secrets.token_bytes(32)
+        # A file without keys lets nobody in, and needs no pepper for that. Who holds a token has a salt by it.
+        needed = bool(records) or (tokens is not None and pepper_path(path).exists())
+        pepper = read_pepper(path) if needed else secrets.token_bytes(32)
         return cls(records, pepper, tiers, path=path, stamp=stamp, tokens=tokens)
 
     def changed(self) -> bool:

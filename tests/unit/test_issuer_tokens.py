@@ -9,7 +9,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from gateway.access.issuer import ASK_AGAIN_S, Issuer
+from gateway.access.keyfile import make_pepper, read_pepper
 from gateway.access.keys import KeyRing
+from gateway.access.salt import salting_secret
 from gateway.access.tokens import Tokens
 from gateway.config.keysettings import KeySettings
 from gateway.config.oidc import OidcConfig
@@ -256,3 +258,15 @@ def test_an_rsa_key_that_names_no_algorithm_is_for_each(desk, algorithm):
 def test_a_token_of_another_kind_than_its_key_is_refused(desk, algorithm, key):
     refused = desk.refusal(desk.provider.token(algorithm=algorithm, key=key))
     assert "its signature is not the issuer's" in refused.message
+
+
+@pytest.mark.parametrize("text", [None, "version: 1\nkeys: []\n"])
+def test_who_holds_a_token_has_the_same_salt_after_a_start_although_there_are_no_keys(
+    tmp_path, text
+):
+    path, tokens = tmp_path / "keys.yaml", Tokens(Desk().issuer)
+    make_pepper(path)
+    if text is not None:
+        path.write_text(text)
+    secret = KeyRing.load(path, TIERS, tokens).salting
+    assert KeyRing.load(path, TIERS, tokens).salting == secret == salting_secret(read_pepper(path))
