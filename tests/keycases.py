@@ -252,3 +252,14 @@ class KeyCases:
         assert desk.uses() == {made[0]: NOW + 5, made[1]: NOW + 9}
         versions = {each.id: each.version for each in desk.list()}
         assert desk.get(made[0]).version == versions[made[0]]
+
+    def test_uses_that_are_noted_at_once_are_all_noted(self, desk):
+        ids = [desk.create({"name": f"n{number}"}).id for number in range(12)]
+
+        async def note():
+            async with asyncio.TaskGroup() as group:
+                for each in ids:
+                    group.create_task(desk.store.note_use({each: NOW}))
+
+        desk.runner.run(note())
+        assert desk.uses() == dict.fromkeys(ids, NOW)

@@ -15,7 +15,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from gateway.access.changes import check_version, created, revoked, rotated, updated
 from gateway.access.effective import Tiers
 from gateway.access.keyerrors import NoSuchKey
-from gateway.access.keyfile import edit, put_in_place, read_pepper, read_records
+from gateway.access.keyfile import edit, locked, put_in_place, read_pepper, read_records
 from gateway.access.keystore import CreatedKey
 from gateway.access.records import KeyRecord, as_node, timestamp
 from gateway.core.errors import ConfigError
@@ -82,11 +82,12 @@ class FileKeys:
         """See `KeyStore`. It is kept beside the file, so that nobody takes it for a change of the keys."""
 
         def note() -> None:
-            latest = dict(_uses(self._used))
-            for key_id, used_s in at.items():
-                latest[key_id] = max(used_s, latest.get(key_id, 0.0))
-            told = {key_id: timestamp(used_s) for key_id, used_s in latest.items()}
-            put_in_place(self._used, json.dumps(told, indent=1).encode() + b"\n")
+            with locked(self.path):  # each worker notes its own
+                latest = dict(_uses(self._used))
+                for key_id, used_s in at.items():
+                    latest[key_id] = max(used_s, latest.get(key_id, 0.0))
+                told = {key_id: timestamp(used_s) for key_id, used_s in latest.items()}
+                put_in_place(self._used, json.dumps(told, indent=1).encode() + b"\n")
 
         try:
             await asyncio.to_thread(note)

@@ -119,7 +119,7 @@ def edit(path: Path) -> Iterator[tuple[CommentedSeq, list[KeyRecord]]]:
         ConfigError: the file is wrong, or may not be written.
     """
     try:
-        with _locked(path):
+        with locked(path):
             make_pepper(path)
             document = _load(path) if path.exists() else CommentedMap()
             if not document:
@@ -225,7 +225,7 @@ def _load(path: Path) -> Any:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Hold the file's lock. The lock file stays: removing it would let two holders in."""
     lock = os.open(
         path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
