@@ -14,9 +14,7 @@ from gateway.usage.report import PLACES, days_between, rows
 
 _BY = ",".join(PLACES)
 _ID = itemgetter("id")
-_UNKNOWN: Final = (
-    "Redis does not answer, and this gateway alone knows of no such usage. Ask again later."
-)
+_UNKNOWN: Final = "Redis, or a ledger, cannot be read, and this gateway alone knows of no such usage. Ask again later."
 
 
 class UsageQuery(ListQuery):

@@ -13,7 +13,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final
 
@@ -195,13 +195,23 @@ class Accounts:
                 return Used(await self._shared.read(days))
             except StoreUnavailable:
                 pass
-        complete, folder, journal = self._shared is None, self._folder, self._journal
-        found = self.sums
-        if folder is not None and journal is not None:
-            await self._write(journal)
-            found = await asyncio.to_thread(lambda: summed(every_entry(folder)))
+        found: Mapping[Place, Sums] = self.sums
+        complete = self._shared is None
+        if self._folder is not None:
+            try:
+                found = await self._written(self._folder)
+            except OSError:
+                complete = False
         used = {place: each for place, each in found.items() if place[0] in days}
         return Used(used, complete=complete)
+
+    async def _written(self, folder: Path) -> Mapping[Place, Sums]:
+        """Return what the ledgers have, and what still waits to be written there."""
+        async with self._writing:  # so that nothing counts twice
+            if self._journal is not None:
+                await self._write_all(self._journal)
+            waiting = [*self._waiting]
+            return await asyncio.to_thread(lambda: summed(chain(every_entry(folder), waiting)))
 
     def spent(self, rule: Judged, key_id: str) -> float:
         """Return what was used before of a rule that counts over a day or a month, as far as is known."""

@@ -89,7 +89,7 @@ class Used(NamedTuple):
     """What was used, by whose use it is."""
 
     sums: Mapping[Place, Sums]
-    complete: bool = True  # False: what other gateways were used for is not in it
+    complete: bool = True  # False: what others were used for is not in it
 
 
 def entry_of(record: RequestRecord, n: int, at: float, price: Price | None) -> Entry | None:

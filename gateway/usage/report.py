@@ -30,7 +30,7 @@ class UsageRow(TypedDict):
     cached_tokens: int  # among the input
     output_tokens: int
     money: float
-    complete: bool  # false: Redis did not answer, so what other gateways were used for is not in it
+    complete: bool  # false: Redis, or a ledger, could not be read, so what others were used for is not in it
 
 
 def days_between(first: str, last: str) -> list[str]:

@@ -334,6 +334,49 @@ def test_a_ledger_is_free_again_when_the_others_cannot_be_read(tmp_path):
     run(story())
 
 
+def test_what_no_disk_took_yet_is_told_of_its_day(tmp_path):
+    async def story():
+        clock, folder = HeldClock(), tmp_path / "state" / "usage"
+        folder.parent.write_text("this is no folder")
+        accounts = Accounts(clock, None, folder, 10**6, lambda *names: None)
+        await accounts.open()
+        first = accounts.today()
+        accounts.posted([record("a", tokens=(3, 0))])
+        await accounts.turn()
+        clock.at += DAY_S
+        second = accounts.today()
+        accounts.posted([record("b", tokens=(5, 0), ended_at=clock.at)])
+        await accounts.turn()
+
+        async def told():
+            used = await accounts.read([first, second])
+            assert used.complete
+            return {place[0]: each.input for place, each in used.sums.items()}
+
+        assert await told() == {first: 3, second: 5}
+        folder.parent.unlink()
+        assert await told() == {first: 3, second: 5}
+        await accounts.turn()
+        assert [each.id for each in every_entry(folder)] == ["a", "b"]
+        assert await told() == {first: 3, second: 5}
+        await accounts.close()
+
+    run(story())
+
+
+def test_usage_is_told_to_be_incomplete_where_a_ledger_cannot_be_read(tmp_path):
+    async def story():
+        accounts = Accounts(HeldClock(), None, tmp_path, 10**6, lambda *names: None)
+        accounts.posted([record("a", tokens=(3, 0))])
+        await accounts.turn()
+        (tmp_path / "9/ledger-1.jsonl").mkdir(parents=True)
+        used = await accounts.read([accounts.today()])
+        assert (used.complete, [each.input for each in used.sums.values()]) == (False, [3])
+        await accounts.close()
+
+    run(story())
+
+
 def test_what_limits_owe_is_told_before_the_lines_of_it_and_once_redis_answers(tmp_path):
     async def story():
         redis, lost, told = FakeRedis(), False, []
