@@ -25,6 +25,7 @@ from gateway.usage.entries import Entry
 _FILE_PARTS: Final = 8  # files that share the bound
 _MOST_LEDGERS: Final = 256  # of one state folder: processes at a time
 _ID_CHARS: Final = 16
+_NAMES: Final = "ledger-*.jsonl"
 
 _ENCODER: Final = msgspec.json.Encoder()
 _DECODER: Final = msgspec.json.Decoder(Entry)
@@ -141,7 +142,7 @@ class UsageJournal:
         return self._folder / f"ledger-{first:012d}.jsonl"
 
     def _files(self) -> list[Path]:
-        return sorted(self._folder.glob("ledger-*.jsonl"))
+        return _files(self._folder, _NAMES)
 
 
 def _first_free(folder: Path) -> tuple[Path, int]:
@@ -174,12 +175,21 @@ def _named_by(file: Path) -> str:
 
 def every_entry(folder: Path) -> Iterator[Entry]:
     """Go through the lines of all ledgers of a folder."""
-    for file in sorted(folder.glob("*/ledger-*.jsonl")):
+    for file in _files(folder, f"*/{_NAMES}"):
         yield from _entries(file)
 
 
+def _files(folder: Path, names: str) -> list[Path]:
+    """Return files of ledgers in their order; a copy that somebody made is none."""
+    return sorted(each for each in folder.glob(names) if _number(each).isdecimal())
+
+
 def _first(path: Path) -> int:
-    return int(path.stem.rpartition("-")[2])
+    return int(_number(path))
+
+
+def _number(path: Path) -> str:
+    return path.stem.removeprefix("ledger-")
 
 
 def _entries(path: Path) -> Iterator[Entry]:

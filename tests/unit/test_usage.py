@@ -111,6 +111,20 @@ def test_a_ledger_goes_on_where_it_ended_even_within_a_line(tmp_path):
     again.close()
 
 
+@pytest.mark.parametrize("name", ["ledger-000000000001.old.jsonl", "ledger-copy-1.jsonl"])
+def test_a_copy_of_a_ledger_beside_it_counts_for_nothing(tmp_path, name):
+    journal = UsageJournal(tmp_path, 10_000_000)
+    journal.append([entry(1), entry(2)])
+    journal.close()
+    file = next(tmp_path.glob("0/ledger-*"))
+    file.with_name(name).write_bytes(file.read_bytes())
+    again = UsageJournal(tmp_path, 10_000_000)
+    again.append([entry(3)])
+    assert [each.n for each in again.after(0, 9)] == [1, 2, 3]
+    assert [each.n for each in every_entry(tmp_path)] == [1, 2, 3]
+    again.close()
+
+
 def test_its_size_is_bounded_and_the_oldest_lines_go_first(tmp_path):
     journal = UsageJournal(tmp_path, 16_000)
     for n in range(1, 400):
