@@ -138,6 +138,8 @@ def _rewrite(node: CommentedMap, before: KeyRecord, after: KeyRecord) -> None:
     for name in old:
         if name not in new:
             node.pop(name, None)
+            if node.merge:  # another mapping (`<<`) may have it
+                node[name] = None
     for name, value in new.items():
         if old.get(name) != value:
             node[name] = value

@@ -37,6 +37,7 @@ from gateway.core.errors import ConfigError
 PEPPER_BYTES: Final = 32
 _OTHERS: Final = 0o007
 _TOP: Final = ("version", "keys")
+_HEAD: Final = "Keys of vllm-gateway: hashes only. Change it with `vllm-gateway keys`."
 
 
 def pepper_path(path: Path) -> Path:
@@ -121,12 +122,10 @@ def edit(path: Path) -> Iterator[tuple[CommentedSeq, list[KeyRecord]]]:
     try:
         with locked(path):
             make_pepper(path)
-            document = _load(path) if path.exists() else CommentedMap()
+            document = _load(path) if path.exists() else None
             if not document:
                 document = CommentedMap(version=1)
-                document.yaml_set_start_comment(
-                    "Keys of vllm-gateway: hashes only. Change it with `vllm-gateway keys`."
-                )
+                document.yaml_set_start_comment(_comments(path) or _HEAD)
             records = _parsed(path, document)
             if not isinstance(document.get("keys"), CommentedSeq):
                 document["keys"] = CommentedSeq()
@@ -138,6 +137,12 @@ def edit(path: Path) -> Iterator[tuple[CommentedSeq, list[KeyRecord]]]:
             put_in_place(path.resolve(), out.getvalue())
     except OSError as error:
         raise ConfigError([f"{error.filename or path}: error: {error.strerror}"]) from error
+
+
+def _comments(path: Path) -> str:
+    """Return what a file without keys has; empty where there is none."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return "\n".join(each[1:].removeprefix(" ") for each in lines if each.startswith("#"))
 
 
 def _parsed(path: Path, document: object) -> list[KeyRecord]:

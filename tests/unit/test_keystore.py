@@ -53,6 +53,23 @@ class TestFile(KeyCases):
         desk.update(made.id, {"limits": None})
         assert "limits" not in desk.path.read_text()
 
+    def test_a_file_of_comments_alone_keeps_them(self, desk):
+        desk.path.write_text("# Keys of the lab.\n#  Ask Ann.\n\n# Changed by hand, too.\n")
+        made = desk.create({"name": "ci"})
+        text = desk.path.read_text()
+        for line in ("# Keys of the lab.\n", "#  Ask Ann.\n", "# Changed by hand, too.\n"):
+            assert line in text
+        assert [each.id for each in desk.list()] == [made.id]
+
+    def test_what_a_key_has_by_a_merge_key_can_be_taken_from_it(self, desk):
+        one, other = (desk.create({"name": name}).id for name in ("one", "other"))
+        text = desk.path.read_text()
+        text = text.replace(f"- id: {one}", f"- &one\n    id: {one}\n    priority: 3", 1)
+        desk.path.write_text(text.replace(f"- id: {other}", f"- <<: *one\n    id: {other}", 1))
+        assert [each.own.priority for each in desk.list()] == [3, 3]
+        assert desk.update(other, {"priority": None}).own.priority is None
+        assert [each.own.priority for each in desk.list()] == [3, None]
+
     def test_a_file_of_an_older_version_stays_readable_line_by_line(self, desk):
         made = desk.create({"name": "ci"})
         (node,) = YAML().load(desk.path.read_text())["keys"]
