@@ -13,7 +13,7 @@ from gateway.core.aio import Clock
 from gateway.core.limits import Amounts, Counted, Counts, Period
 from gateway.limiting import scripts
 from gateway.limiting.levels import Levels, Moment
-from gateway.limiting.rules import over
+from gateway.limiting.rules import month_of, over
 
 _AMOUNTS: Final = len(Amounts._fields)
 _HEAD: Final = 2 + _AMOUNTS  # words that come before the rules
@@ -64,10 +64,16 @@ class SharedLevels:
         return ""
 
     def _recall(self, stores: tuple[str, ...], args: list[str], at: Moment) -> str:
-        _, *spent = map(float, args[1].split())
+        day, *spent = args[1].split()
+        then = Moment(at.now, int(day), month_of(int(day)))
         counts = _counts(stores, args[0])
-        used = self._levels.used(counts, at)
-        self._levels.put(counts, [*map(max, used, spent)], at)
+        levels = [
+            max(level, float(known)) if then.stamp(rule.period) == at.stamp(rule.period) else level
+            for rule, level, known in zip(
+                counts.rules, self._levels.used(counts, at), spent, strict=True
+            )
+        ]
+        self._levels.put(counts, levels, at)
         return ""
 
 

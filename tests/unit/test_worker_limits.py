@@ -12,11 +12,13 @@ from gateway.config.load import load_config
 from gateway.core.aio import start
 from gateway.core.channel import Channel, Unanswered
 from gateway.core.limits import Amounts, KeyLimits, Taken
+from gateway.limiting import scripts
 from gateway.limiting.inparent import SharedLevels
 from gateway.limiting.limiter import RUNS_S, Limiter
 from gateway.observe.outlet import Outlet
 from gateway.store.group import Group, GroupScripts, Place
 from tests.limitercases import LimiterCases, LimiterDesk, fits, plan_of
+from tests.storecases import HeldClock
 
 SETTINGS = """
 pools:
@@ -52,6 +54,22 @@ def test_workers_that_have_not_heard_of_each_other_give_out_no_more_than_a_limit
 
     assert asyncio.run(taken_of(2, 6)) == [3, 3]
     assert asyncio.run(taken_of(4, 10)) == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("days", "used"),
+    [(0, "61.000000000 601.000000000"), (1, "1.000000000 601.000000000"), (40, "1.000000000 1.000000000")],
+)  # fmt: skip
+def test_what_was_spent_counts_for_its_own_day_and_month_although_it_is_told_after_them(days, used):
+    """A worker tells its parent at the end of a day, and is heard in the next one."""
+    clock = HeldClock()
+    parent = SharedLevels(clock)
+    plan = plan_of(KeyLimits(tokens_per_day=1000, tokens_per_month=1000))
+    told = f"{clock.wall() // 86_400:.0f} 60 600"
+    clock.at += days * 86_400
+    parent.run(scripts.RECALL.sha, plan.stores, (plan.calendar, told))
+    taking = scripts.words("lease 30000", Amounts(1, 1, 0, 1, 0), plan.words)
+    assert parent.run(scripts.TAKE.sha, plan.stores, taking).split(" ", 2)[2] == used
 
 
 class Workers(LimiterDesk):
