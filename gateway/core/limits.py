@@ -197,6 +197,7 @@ class Plan(Counts):
     key_id: str
     words: str  # the rules, as scripts read them
     calendar: str  # those of them that count over a day or a month
+    months: str  # those that count over a month
     shown: tuple[
         tuple[bytes, tuple[int, ...]], ...
     ]  # headers: a label, and the rules that it may tell of

@@ -25,7 +25,7 @@ from gateway.core.aio import Clock, periodic
 from gateway.core.limits import Amounts, Judged, Limit, Period, Plan, Taken
 from gateway.limiting import scripts
 from gateway.limiting.levels import CALENDAR, Levels, Moment
-from gateway.limiting.rules import NOTHING, Refusal, over, refusal
+from gateway.limiting.rules import NOTHING, Refusal, over, refusal, still_counted
 from gateway.store.scripts import BUDGET_S, Scripted
 from gateway.store.shared import StoreUnavailable
 
@@ -92,7 +92,8 @@ class Limiter:
         # months that it told last. `_before`: that usage, by store, amount, period and day.
         self._begun: dict[tuple[tuple[str, ...], str], tuple[float, ...]] = {}
         self._before: dict[tuple[str, int, Period, int], float] = {}
-        self._owed: dict[Plan, Amounts] = {}  # of days and months, that Redis was not told
+        # Of days and months, that Redis was not told; by the day on which it was used, too.
+        self._owed: dict[tuple[Plan, int], Amounts] = {}
         self._untold: list[_Settled] = []  # to Redis, of what it let through
         self._unknown = False  # what runs here may be unknown to Redis
         self._renewed_at = -math.inf
@@ -188,15 +189,17 @@ class Limiter:
         self._before.clear()
 
     async def tell_owed(self) -> None:
-        """Tell Redis what days and months lost to an outage.
+        """Tell Redis what days and months lost to an outage. One that is over counts no more.
 
         Raises:
             StoreUnavailable: it does not answer; a part may be lost.
         """
         while self._link is not None and self._owed:
-            plan, more = self._owed.popitem()
-            told = scripts.words(f"- {self._moment().day}", more, plan.calendar)
-            await self._link.ask(scripts.SETTLE, plan.stores, told)
+            (plan, day), more = self._owed.popitem()
+            today = self._moment().day
+            if rules := still_counted(plan, day, today):
+                told = scripts.words(f"- {today}", more, rules)
+                await self._link.ask(scripts.SETTLE, plan.stores, told)
 
     async def _turn(self) -> None:
         if self._link is None or self._link.trouble:
@@ -216,8 +219,9 @@ class Limiter:
 
     def _owe(self, plan: Plan, used: Amounts) -> None:
         if plan.calendar and used != NOTHING:
-            before = self._owed.get(plan, NOTHING)
-            self._owed[plan] = Amounts(*(a + b for a, b in zip(before, used, strict=True)))
+            owed = plan, self._moment().day
+            before = self._owed.get(owed, NOTHING)
+            self._owed[owed] = Amounts(*(a + b for a, b in zip(before, used, strict=True)))
 
     def _asks_redis(self, plan: Plan) -> bool:
         """Whether this request asks Redis. While that is slow, one request a second does."""

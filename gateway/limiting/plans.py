@@ -86,6 +86,7 @@ def compiled(
         stores=tuple(stores),
         words=_words(rules),
         calendar=_words([each for each in rules if each.period in CALENDAR]),
+        months=_words([each for each in rules if each.period is Period.MONTH]),
         running=tuple(each.store for each in rules if each.period is Period.RUNNING),
         shown=tuple(_shown(rules)),
         input_most=_least(rules, Rule.INPUT),

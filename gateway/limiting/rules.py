@@ -77,6 +77,13 @@ def resets_in_s(period: Period, wall: float) -> float:
     return ends - wall
 
 
+def still_counted(plan: Plan, day: int, today: int) -> str:
+    """Return the rules of a plan, as scripts read them, whose day or month has what was used on a day."""
+    if day == today:
+        return plan.calendar
+    return plan.months if month_of(day) == month_of(today) else ""
+
+
 def most_here(rule: Counted, replicas: int) -> float:
     """Return one replica's part of a limit: of what is counted at least one, so that nobody is shut out."""
     if replicas <= 1:

@@ -230,6 +230,26 @@ def test_redis_is_told_what_a_day_and_a_month_lost_to_an_outage():
     desk.close()
 
 
+@pytest.mark.parametrize(("days", "used"), [(0, (1001, 1001)), (1, (1, 1001)), (40, (1, 1))])
+def test_what_an_outage_used_counts_for_its_own_day_and_month(days, used):
+    links = []
+
+    def make_link(clock):
+        links.append(Lossy(clock))
+        return links[0]
+
+    desk = LimiterDesk(make_link)
+    desk.starts_a_day()
+    limits = KeyLimits(tokens_per_day=10_000, tokens_per_month=10_000)
+    links[0].trouble = "it is away"
+    desk.settle(desk.take(limits, 100, 900), 100, 900)
+    desk.passes(days * DAY_S)
+    links[0].trouble = ""
+    desk.run(desk.store.tell_owed())
+    assert tuple(used_of(desk.take(limits, 1)).values()) == used
+    desk.close()
+
+
 def test_what_an_outage_used_is_not_raised_to_and_then_told_again():
     """A request may ask Redis after an outage, before Redis was told what that used."""
     link, spent = None, 0.0
