@@ -250,6 +250,7 @@ class KeyCases:
         desk.note_use({made[0]: NOW + 5, made[1]: NOW})
         desk.note_use({made[0]: NOW + 2, made[1]: NOW + 9})
         assert desk.uses() == {made[0]: NOW + 5, made[1]: NOW + 9}
+        assert [desk.last_use(each) for each in (*made, "nobody12")] == [NOW + 5, NOW + 9, None]
         versions = {each.id: each.version for each in desk.list()}
         assert desk.get(made[0]).version == versions[made[0]]
 

@@ -9,7 +9,7 @@ from gateway.access.keyerrors import NoSuchKey, WrongPepper
 from gateway.access.redisstore import RedisKeys
 from gateway.access.sharedkeys import SharedKeys
 from gateway.store.shared import StoreUnavailable
-from tests.keycases import Desk, KeyCases
+from tests.keycases import NOW, Desk, KeyCases
 
 PEPPER = b"p" * 32
 
@@ -44,6 +44,18 @@ class Deaf:
         if self.arrives:
             await self._link.ask(script, *args)
         raise StoreUnavailable("gone")
+
+
+class Counting:
+    """A link that counts the words of each reply to who asks for uses."""
+
+    def __init__(self, link):
+        self._link, self.words = link, []
+
+    async def ask(self, *args):
+        reply = await self._link.ask(*args)
+        self.words.append(len(reply[1]))
+        return reply
 
 
 class SharedKeyCases(KeyCases):
@@ -85,6 +97,15 @@ class SharedKeyCases(KeyCases):
         assert desk.ids(part) == made
         assert part.generation == 10
         assert desk.ids(desk.read(0, "other")) == made
+
+    def test_the_last_uses_of_many_keys_come_in_parts(self, desk):
+        """One reply with all of them would keep limits waiting, who ask over the same connection."""
+        used = {f"k{number:07d}": NOW + number for number in range(2000)}
+        desk.note_use(used)
+        counting = Counting(desk.store.link)
+        desk.store = RedisKeys(counting, PEPPER, lambda: {}, lambda: desk.at)
+        assert desk.uses() == used
+        assert max(counting.words) < 2 * 1000
 
     def test_what_changes_nothing_is_no_change(self, desk):
         made = desk.create({"name": "a"}).id

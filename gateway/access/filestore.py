@@ -94,6 +94,10 @@ class FileKeys:
         except OSError as error:
             raise ConfigError([f"{self._used}: error: {error.strerror}"]) from error
 
+    async def last_use(self, key_id: str) -> float | None:
+        """See `KeyStore`."""
+        return (await self.uses()).get(key_id)
+
     async def uses(self) -> Mapping[str, float]:
         """See `KeyStore`."""
         return await asyncio.to_thread(_uses, self._used)

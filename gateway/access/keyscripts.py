@@ -86,7 +86,7 @@ end
 return reply
 """)
 
-# KEYS: records. ARGV: id. Returns version and record, or nothing.
+# KEYS: records, or used. ARGV: id. Returns what that has of it, or nothing.
 GET: Final = Script("return redis.call('HGET', KEYS[1], ARGV[1])")
 
 # KEYS: used. ARGV: id, when in ms, id, ... The latest time stays.
@@ -100,5 +100,6 @@ end
 return 1
 """)
 
-# KEYS: used. Returns id, when in ms, id, ...
-USES: Final = Script("return redis.call('HGETALL', KEYS[1])")
+# KEYS: used. ARGV: where to go on, 0 at first. Returns that (0: this was all), then id, when in ms, id, ...
+# A part of it, so that however many keys there are no call takes long; an id may come twice.
+USES: Final = Script("return redis.call('HSCAN', KEYS[1], ARGV[1], 'COUNT', 500)")

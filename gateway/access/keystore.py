@@ -88,5 +88,8 @@ class KeyStore(Protocol):
     async def note_use(self, at: Mapping[str, float]) -> None:
         """Note when keys (by id) were last used, wall time; the latest time stays."""
 
+    async def last_use(self, key_id: str) -> float | None:
+        """Return when a key was last used; None: nothing was noted."""
+
     async def uses(self) -> Mapping[str, float]:
         """Return when each key was last used, as far as that was noted."""

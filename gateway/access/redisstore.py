@@ -155,10 +155,21 @@ class RedisKeys:
         if args:
             await self.link.ask(scripts.NOTE_USE, [scripts.USED], args, WITHIN_S)
 
+    async def last_use(self, key_id: str) -> float | None:
+        """See `KeyStore`."""
+        at_ms = await self.link.ask(scripts.GET, [scripts.USED], [key_id], WITHIN_S)
+        return None if at_ms is None else int(at_ms) / 1000
+
     async def uses(self) -> Mapping[str, float]:
         """See `KeyStore`."""
-        found = await self.link.ask(scripts.USES, [scripts.USED], [], WITHIN_S)
-        return {key_id: int(at) / 1000 for key_id, at in zip(found[::2], found[1::2], strict=True)}
+        found: dict[str, float] = {}
+        place = "0"
+        while True:
+            place, part = await self.link.ask(scripts.USES, [scripts.USED], [place], WITHIN_S)
+            for key_id, at_ms in zip(part[::2], part[1::2], strict=True):
+                found[key_id] = int(at_ms) / 1000
+            if str(place) == "0":
+                return found
 
     async def put(self, record: KeyRecord, version: str) -> KeyRecord | None:
         """Keep a record in place of its version (empty: of none); return what is there if it is another.

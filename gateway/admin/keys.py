@@ -167,8 +167,8 @@ async def get_keys(desk: Desk, asked: Asked[ListQuery, Body]) -> Listing:
 async def get_key(desk: Desk, asked: Asked[Query, Body]) -> dict[str, Any]:
     """Answer one key."""
     record = await _record(desk, asked.names["key"])
-    used_s = await _asked(_store(desk).uses())
-    return key_told(record, desk.clock.wall(), used_s.get(record.id))
+    used_s = await _asked(_store(desk).last_use(record.id))
+    return key_told(record, desk.clock.wall(), used_s)
 
 
 async def get_effective(desk: Desk, asked: Asked[Query, Body]) -> EffectiveTold:

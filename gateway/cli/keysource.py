@@ -188,4 +188,4 @@ async def _all(store: KeyStore) -> tuple[list[KeyRecord], Mapping[str, float]]:
 
 
 async def _with_use(store: KeyStore, key_id: str) -> tuple[KeyRecord, float | None]:
-    return await store.get(key_id), (await store.uses()).get(key_id)
+    return await store.get(key_id), await store.last_use(key_id)
