@@ -90,7 +90,8 @@ class Tokens:
             raise AccessError(f"{_WRONG}: it is of another issuer (`iss`).") from None
         except jwt.MissingRequiredClaimError as error:
             raise AccessError(f"{_WRONG}: it lacks the claim `{error.claim}`.") from None
-        except (jwt.PyJWTError, ValueError, TypeError):  # the last: of another kind than its key
+        except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
+            # TypeError: of another kind than its key. RecursionError: by PyJWT before 2.14, for a deep header.
             raise AccessError(
                 f"{_WRONG}: it is damaged, or its signature is not the issuer's."
             ) from None

@@ -159,7 +159,14 @@ def test_a_token_that_is_not_signed_or_signed_with_what_everybody_knows_lets_nob
     assert desk.refusal(symmetric).status == 401
 
 
-@pytest.mark.parametrize("token", ["eyJ", "eyJ.a.b", "eyJhbGciOiJSUzI1NiJ9..", "eyJ" + "x" * 9000])
+DEEP = base64.urlsafe_b64encode(b'{"a":' + b"[" * 5000).rstrip(b"=").decode()
+
+
+@pytest.mark.parametrize(
+    "token",
+    ["eyJ", "eyJ.a.b", "eyJhbGciOiJSUzI1NiJ9..", "eyJ" + "x" * 9000, f"{DEEP}.e30.eA"],
+    ids=["begins", "no JSON", "empty", "long", "deep"],
+)
 def test_what_only_looks_like_a_token_is_refused(desk, token):
     assert desk.refusal(token).status == 401
 
