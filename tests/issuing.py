@@ -24,7 +24,7 @@ class Provider:
 
     url: str = "http://127.0.0.1:1"
     keys: dict[str, PrivateKeyTypes] = field(default_factory=lambda: {"k1": _RSA})
-    strange: list[dict[str, Any]] = field(default_factory=list)  # listed beside them
+    strange: list[dict[str, Any]] = field(default_factory=list)  # listed before and behind them
     asked: int = 0  # how often for its keys
     broken: bool = False
 
@@ -41,7 +41,7 @@ class Provider:
     def listed(self) -> list[dict[str, Any]]:
         """Return the public keys, as a set of keys lists them."""
         own = [{**public(key), "kid": kid, "use": "sig"} for kid, key in self.keys.items()]
-        return [*self.strange, *own]
+        return [*self.strange, *own, *self.strange]
 
     def app(self) -> Starlette:
         routes = [

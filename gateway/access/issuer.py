@@ -153,8 +153,9 @@ class Issuer:
             and each.get("kty") in _KINDS
             and each.get("use", "sig") == "sig"
         ]
-        found_keys = {str(each.get("kid", "")): _read(each) for each in usable}
-        keys = {kid: key for kid, key in found_keys.items() if key is not None}
+        keys = {
+            str(each.get("kid", "")): key for each in usable if (key := _read(each)) is not None
+        }
         if not keys:
             raise ValueError("it lists no key for signatures that anybody can check")
         return keys

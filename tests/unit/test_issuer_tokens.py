@@ -209,6 +209,7 @@ def test_before_the_keys_are_known_tokens_have_them_asked_for_only_now_and_then(
         {"kty": "EC", "kid": "x", "crv": "of another time", "x": "AA", "y": "AA"},
         {"kty": "RSA", "kid": "x", "n": 17, "e": "AQAB"},
         {"kty": "OKP", "kid": "x"},
+        {"kty": "OKP", "kid": "k1"},
     ],
 )
 def test_a_key_that_cannot_be_used_spoils_no_other(row):
