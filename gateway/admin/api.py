@@ -35,7 +35,7 @@ def admin_app(desk: Desk) -> Starlette:
         middleware=[
             Middleware(
                 Guard,
-                admin=lambda: desk.loaded().config.admin,
+                config=lambda: desk.loaded().config,
                 failed=failed,
                 local_only=config.admin.listen.loopback,
                 upgrades=desk.upgrades,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
 
@@ -22,7 +23,9 @@ from gateway.access.records import KeyKind
 from gateway.admin.endpoint import Actor
 from gateway.admin.page import assets
 from gateway.admin.replies import problem
+from gateway.config.models import Config
 from gateway.config.process import AdminConfig
+from gateway.core.addresses import Proxies
 from gateway.core.errors import GatewayError
 from gateway.core.roles import ON_THIS_MACHINE, Role
 from gateway.ops.upgrading import Upgrading
@@ -61,21 +64,21 @@ class Guard:
     """Refuses foreign hosts (421), no token (401), changes by pages of other sites (403).
 
     Of whom it lets pass, `scope["state"]["actor"]` tells who it is; nobody on a path that is open to all.
-    `admin` is asked each time, because a reload may change the tokens.
+    `config` is asked each time, because a reload may change the tokens, and the trusted proxies.
     """
 
     def __init__(
         self,
         app: ASGIApp,
         *,
-        admin: Callable[[], AdminConfig],
+        config: Callable[[], Config],
         failed: FailedKeys,
         local_only: bool,
         upgrades: Upgrading,
         holders: Holders,
     ) -> None:
         self._app = app
-        self._admin = admin
+        self._config = config
         self._failed = failed
         self._local_only = local_only
         self._upgrades = upgrades
@@ -94,7 +97,8 @@ class Guard:
                 "unknown_host",
                 "This listener accepts only the host names localhost, 127.0.0.1 and [::1].",
             )
-        address = scope["client"][0] if scope["client"] else None
+        peer = scope["client"][0] if scope["client"] else None
+        address = _proxies(self._config().trusted_proxies).client_of(peer, headers.raw)
         actor = self._actor(headers, address)
         path = scope["path"]
         if actor is None and path not in OPEN_PATHS and path not in assets():
@@ -121,7 +125,7 @@ class Guard:
 
     def _actor(self, headers: Headers, address: str | None) -> Actor | None:
         """Return who asks; None: nobody who is known."""
-        tokens = list(_tokens(self._admin()))
+        tokens = list(_tokens(self._config().admin))
         where = address or _SOCKET
         if not tokens:
             return Actor(ON_THIS_MACHINE, Role.ADMIN, where)
@@ -137,6 +141,11 @@ class Guard:
             name, role, _ = found[0]
             return Actor(name, role, where)
         return self._holders.find(given[0], address)
+
+
+@lru_cache(maxsize=1)
+def _proxies(trusted: tuple[str, ...]) -> Proxies:
+    return Proxies(trusted)
 
 
 def _tokens(admin: AdminConfig) -> Iterator[tuple[str, Role, str]]:

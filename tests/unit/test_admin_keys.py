@@ -1,6 +1,7 @@
 """Keys and tiers over the admin API."""
 
 import pytest
+from starlette.testclient import TestClient
 
 from gateway.access.redisstore import RedisKeys
 from tests.admindesk import TOKEN, Desk
@@ -168,6 +169,19 @@ def test_a_key_that_was_revoked_opens_nothing(desk):
 def test_a_key_that_is_bound_to_networks_opens_nothing_from_elsewhere(desk):
     key = make(desk, kind="admin", role="admin", addresses=["10.0.0.0/8"])["key"]
     assert ask(desk, "GET", "overview", token=key).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("client", "status"), [("203.0.113.7", 401), ("10.1.2.3", 200), ("10.1.2.3, 203.0.113.7", 401)]
+)
+def test_behind_a_trusted_proxy_the_networks_of_a_key_are_those_of_its_client(
+    tmp_path, client, status
+):
+    desk = Desk(tmp_path, keys=True, more={"trusted_proxies": ["10.0.0.9"]}, token=TOKEN)
+    key = make(desk, kind="admin", role="admin", addresses=["10.0.0.0/8"])["key"]
+    proxy = TestClient(desk.app, base_url="http://127.0.0.1:9090", client=("10.0.0.9", 1))
+    headers = {"authorization": f"Bearer {key}", "x-forwarded-for": client}
+    assert proxy.get("/admin/v1/overview", headers=headers).status_code == status
 
 
 @pytest.mark.parametrize("damage", ['{"of_the_future": 1, ', "nonsense"])
