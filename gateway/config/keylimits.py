@@ -201,7 +201,7 @@ class TenantConfig(Section):
     )
 
 
-Cost = Annotated[float, Field(ge=0)]
+Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class PriceConfig(Section):

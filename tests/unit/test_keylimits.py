@@ -95,6 +95,14 @@ def test_tenants_and_prices_are_read_from_the_settings():
     assert prices.of("x", "y") is None
 
 
+@pytest.mark.parametrize("price", [".inf", ".nan", "-1"])
+@pytest.mark.parametrize("what", ["input", "cached_input", "output"])
+def test_a_price_is_a_number_that_can_be_added_up(price, what):
+    text = FILE.replace("big-2: {input: 4, output: 8}", f"big-2: {{{what}: {price}}}")
+    (finding,) = check_text(text, folder=Path()).findings
+    assert finding.path == ("prices", "models", "big-2", what)
+
+
 def test_a_keys_limits_go_before_its_tiers_rule_by_rule():
     tier = read_limits(
         {
