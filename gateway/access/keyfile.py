@@ -117,11 +117,12 @@ def edit(path: Path) -> Iterator[tuple[CommentedSeq, list[KeyRecord]]]:
     The file and its pepper are made when missing. Nothing is written when the body raises.
 
     Raises:
-        ConfigError: the file is wrong, or may not be written.
+        ConfigError: the file is wrong, or may not be written; or somebody without the lock wrote it meanwhile.
     """
     try:
         with locked(path):
             make_pepper(path)
+            stamp = stamp_of(path)
             document = _load(path) if path.exists() else None
             if not document:
                 document = CommentedMap(version=1)
@@ -134,6 +135,12 @@ def edit(path: Path) -> Iterator[tuple[CommentedSeq, list[KeyRecord]]]:
             _yaml().dump(document, out)
             # Never write what could not be read again.
             _parsed(path, _yaml().load(out.getvalue()))
+            if stamp_of(path) != stamp:  # an editor takes no lock
+                raise ConfigError(
+                    [
+                        f"{path}: error: somebody else wrote it at this moment; nothing was changed, try again"
+                    ]
+                )
             put_in_place(path.resolve(), out.getvalue())
     except OSError as error:
         raise ConfigError([f"{error.filename or path}: error: {error.strerror}"]) from error

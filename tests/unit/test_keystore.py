@@ -5,7 +5,7 @@ from ruamel.yaml import YAML
 
 from gateway.access.effective import caller_of, effective
 from gateway.access.filestore import FileKeys
-from gateway.access.keyfile import read_pepper
+from gateway.access.keyfile import edit, read_pepper
 from gateway.access.keys import KeyRing, check_address
 from gateway.access.records import KeyKind
 from gateway.access.told import values_told
@@ -60,6 +60,20 @@ class TestFile(KeyCases):
         for line in ("# Keys of the lab.\n", "#  Ask Ann.\n", "# Changed by hand, too.\n"):
             assert line in text
         assert [each.id for each in desk.list()] == [made.id]
+
+    def test_what_somebody_writes_by_hand_meanwhile_is_not_written_over(self, desk):
+        made = desk.create({"name": "ci"})
+        by_hand = desk.path.read_text() + "    revoked: 2027-01-01T00:00:00Z\n"
+
+        def change():
+            with edit(desk.path) as (nodes, _):
+                nodes[0]["priority"] = 3
+                desk.path.write_text(by_hand)
+
+        with pytest.raises(ConfigError, match="somebody else wrote it"):
+            change()
+        assert desk.path.read_text() == by_hand
+        assert desk.update(made.id, {"priority": 3}).revoked_s is not None
 
     def test_what_a_key_has_by_a_merge_key_can_be_taken_from_it(self, desk):
         one, other = (desk.create({"name": name}).id for name in ("one", "other"))
