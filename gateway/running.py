@@ -308,6 +308,7 @@ async def _close(process: Process, *servers: Server) -> None:
     await process.supervisor.close()
     process.ledger.post()
     await process.accounts.close()
+    await process.last_used.write()
     await process.replicas.leave()
     await process.store.close()
     if process.handler.tracing is not None:

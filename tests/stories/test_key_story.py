@@ -124,3 +124,13 @@ async def test_the_last_use_of_a_key_is_noted_beside_the_file_and_not_in_it():
         (key_id,) = keys.run(keys.keys_of(file).uses())
         assert key_id == world.key[3:11]
         assert file.read_text() == text
+
+
+@story
+async def test_the_last_uses_before_a_gateway_stops_are_noted():
+    async with gateway(FAST) as world:
+        used = world.path.parent / "keys.yaml.used"
+        assert (await world.chat(max_tokens=1)).status_code == 200
+        world.process.stopping.set()
+        await world.until(used.exists)
+        assert world.key[3:11] in used.read_text()
