@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from gateway.usage.entries import Entry
 
 _FILE_PARTS: Final = 8  # files that share the bound
 _MOST_LEDGERS: Final = 256  # of one state folder: processes at a time
-_ID_CHARS: Final = 16
+_ID: Final = re.compile(rb"[0-9a-f]{16}")
 _NAMES: Final = "ledger-*.jsonl"
 
 _ENCODER: Final = msgspec.json.Encoder()
@@ -165,12 +166,12 @@ def _taken(folder: Path, place: int) -> tuple[Path, int]:
 
 
 def _named_by(file: Path) -> str:
-    """Return the name of a ledger; a new one where it has none, or a full disk left a part of it."""
-    name = file.read_text() if file.exists() else ""
-    if len(name) != _ID_CHARS:
-        name = secrets.token_hex(_ID_CHARS // 2)
-        file.write_text(name)
-    return name
+    """Return the name of a ledger; a new one where a full disk or a power failure left none."""
+    name = file.read_bytes() if file.exists() else b""
+    if not _ID.fullmatch(name):
+        name = secrets.token_hex(8).encode()
+        file.write_bytes(name)
+    return name.decode()
 
 
 def every_entry(folder: Path) -> Iterator[Entry]:

@@ -154,6 +154,19 @@ def test_a_ledger_has_a_name_of_its_own_although_the_disk_was_full_when_it_began
         each.close()
 
 
+@pytest.mark.parametrize("left", [b"\0" * 16, b"\xff" * 16, b"0123"])
+def test_a_name_that_a_power_failure_damaged_is_replaced(tmp_path, left):
+    UsageJournal(tmp_path, 1000).close()
+    (tmp_path / "0/id").write_bytes(left)
+    journal = UsageJournal(tmp_path, 1000)
+    assert len(journal.id) == 16
+    assert journal.id.isalnum()
+    journal.close()
+    again = UsageJournal(tmp_path, 1000)
+    assert again.id == journal.id
+    again.close()
+
+
 def test_each_process_has_a_ledger_of_its_own(tmp_path):
     one, two = UsageJournal(tmp_path, 1000), UsageJournal(tmp_path, 1000)
     assert one.id != two.id
