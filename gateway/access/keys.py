@@ -154,14 +154,14 @@ class KeyRing:
                 caller, ends_s = seen
                 if wall_now < ends_s:
                     return caller
-            holder = self._held(authorization, None, None, wall_now)
+            holder = self.identify(authorization, None, None, wall_now)
             _check_kind(holder.record)
             if len(self._seen) >= _SEEN_MOST:  # tokens come and go
                 self._seen.clear()
             again_s = _NEVER if holder.record.secrets else wall_now + _TOKEN_FRESH_S
             self._seen[authorization] = (holder.caller, min(holder.ends_s, again_s))
             return holder.caller
-        holder = self._held(authorization, x_api_key, api_key, wall_now)
+        holder = self.identify(authorization, x_api_key, api_key, wall_now)
         _check_kind(holder.record)
         return holder.caller
 
@@ -177,15 +177,6 @@ class KeyRing:
         Raises:
             AccessError: see `authenticate`.
         """
-        return self._held(authorization, x_api_key, api_key, wall_now)
-
-    def _held(
-        self,
-        authorization: bytes | None,
-        x_api_key: bytes | None,
-        api_key: bytes | None,
-        wall_now: float,
-    ) -> Holder:
         key = _presented(authorization, x_api_key, api_key)
         if self.tokens is not None and key.startswith(_TOKEN_BEGINS):
             record = self.tokens.record_of(key, self.tiers, wall_now)
