@@ -204,7 +204,7 @@ class KeyRing:
             ends_s = min(ends_s, secret.not_after_s)
         if record.revoked_s is not None or wall_now >= ends_s:
             _ended(record, ends_s)
-        if record.tier is not None and record.tier not in self.tiers:
+        if self._lacks_tier(record):
             raise AccessError(
                 f"The API key `{record.name}` has the tier `{record.tier}`, which this gateway's"
                 " configuration lacks. Ask its operator.",
@@ -217,7 +217,10 @@ class KeyRing:
         found = self._known.get(key_id.encode())
         if found is None or found.record.revoked_s is not None or wall_now >= found.ends_s:
             return None
-        return found.caller
+        return None if self._lacks_tier(found.record) else found.caller
+
+    def _lacks_tier(self, record: KeyRecord) -> bool:
+        return record.tier is not None and record.tier not in self.tiers
 
     def get(self, key_id: str) -> KeyRecord | None:
         """Return the record of a public id."""

@@ -80,6 +80,16 @@ def test_what_changes_is_known_after_the_next_look(server):
     assert heard == [1, 2, 3]
 
 
+def test_who_holds_a_key_whose_tier_is_gone_is_nobody(server):
+    one = Replica(server)
+    one.tiers = {"gold": KeySettings()}
+    made = one.do("create", {"name": "a", "tier": "gold"})
+    one.look()
+    assert one.keys.ring(one.tiers).holder(made.id, NOW) == one.lets_in(made.key) is not None
+    one.tiers = {}
+    assert one.keys.ring(one.tiers).holder(made.id, NOW) is one.lets_in(made.key) is None
+
+
 def test_a_snapshot_stays_whole_as_it_is(server):
     one = Replica(server)
     keys = [one.do("create", {"name": name}).id for name in "abc"]
