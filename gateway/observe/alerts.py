@@ -72,7 +72,9 @@ SERVICE: Final = (
     ),
     Alert(
         name="PoolDown",
-        expr=f'sum by (instance, pool) (gateway_backend_phase{{phase=~"{_SERVING}"}}) == 0',
+        # A pool without backends has no phases; the length of its queue is always told.
+        expr=f'(sum by (instance, pool) (gateway_backend_phase{{phase=~"{_SERVING}"}})'
+        " or sum by (instance, pool) (gateway_queue_requests) * 0) == 0",
         lasts="15s",
         severity="critical",
         summary=f"No backend of {_POOL} serves",
