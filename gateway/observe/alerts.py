@@ -144,7 +144,9 @@ CAPACITY: Final = (
     ),
     Alert(
         name="FirstTokenLate",
-        expr="histogram_quantile(0.95, sum by (instance, pool, le) (rate(gateway_ttft_seconds_bucket[5m]))) > 10",
+        # Fewer than 20 have no twentieth.
+        expr="histogram_quantile(0.95, sum by (instance, pool, le) (rate(gateway_ttft_seconds_bucket[5m]))) > 10"
+        " and on (instance, pool) sum by (instance, pool) (increase(gateway_ttft_seconds_count[5m])) >= 20",
         lasts="5m",
         severity="warning",
         summary=f"One in 20 first tokens of {_POOL} takes longer than {{{{ $value | humanizeDuration }}}}",

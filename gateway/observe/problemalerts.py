@@ -19,7 +19,8 @@ def _state(  # noqa: PLR0913 - an alert has as many parts
     matcher = f'state=~"{states}"' if "|" in states else f'state="{states}"'
     return Alert(
         name=name,
-        expr=f"gateway_backend_state{{{matcher}}} == 1",
+        # `lasts` counts on while it goes from one of the states to another.
+        expr=f"max without (state) (gateway_backend_state{{{matcher}}}) == 1",
         lasts=lasts,
         severity="warning",
         summary=f"Backend {{{{ $labels.pool }}}}/{{{{ $labels.backend }}}} {summary}",

@@ -72,10 +72,17 @@ CASES = {
             f'gateway_ttft_seconds_bucket{{{POOL},le="10"}}': "0+9x400",
             f'gateway_ttft_seconds_bucket{{{POOL},le="20"}}': "0+10x400",
             f'gateway_ttft_seconds_bucket{{{POOL},le="+Inf"}}': "0+10x400",
+            f"gateway_ttft_seconds_count{{{POOL}}}": "0+10x400",
         },
         {
             f'gateway_ttft_seconds_bucket{{{POOL},le="1"}}': "0+10x400",
             f'gateway_ttft_seconds_bucket{{{POOL},le="+Inf"}}': "0+10x400",
+            f"gateway_ttft_seconds_count{{{POOL}}}": "0+10x400",
+            # Two long prompts at night, a few minutes apart.
+            'gateway_ttft_seconds_bucket{pool="idle",le="10"}': "5x400",
+            'gateway_ttft_seconds_bucket{pool="idle",le="20"}': "5x330 6x35 7x34",
+            'gateway_ttft_seconds_bucket{pool="idle",le="+Inf"}': "5x330 6x35 7x34",
+            'gateway_ttft_seconds_count{pool="idle"}': "5x330 6x35 7x34",
         },
     ),
     "KvCacheFull": (
@@ -151,15 +158,23 @@ CASES = {
 
 def judged(alert):
     """The same for an alert on a state or a problem: each that it names fires it, once there is one."""
-    metric, label, words = re.match(r'(\w+)\{(\w+)=~?"([^"]*)"', alert.expr).groups()
+    metric, label, words = re.search(r'(gateway_\w+)\{(\w+)=~?"([^"]*)"', alert.expr).groups()
     told = ',severity="degraded",subject="backend m/b1"' if metric == "gateway_problem" else ""
     steps = {"30m": 400, "5m": 80}.get(alert.lasts, 30)
     named = {
-        f'{metric}{{{BACKEND},{label}="{word}"{told}}}': f"1x{steps}" for word in words.split("|")
+        f'{metric}{{{POOL},backend="b{place}",{label}="{word}"{told}}}': f"1x{steps}"
+        for place, word in enumerate(words.split("|"))
     }
     return named, {f'{metric}{{{BACKEND},{label}="something_else"{told}}}': f"1x{steps}"}
 
 
+# A start that waits for its service manager before.
+CHANGING = {
+    "BackendStartsLong": {
+        f'gateway_backend_state{{{BACKEND},state="pending"}}': "1x200 stale",
+        f'gateway_backend_state{{{BACKEND},state="starting"}}': "_x200 1x200",
+    },
+}
 JUDGED = {each.name: judged(each) for each in (*STATES, *PROBLEMS)}
 CASES |= JUDGED
 # How many fire, where that is not one.
@@ -210,6 +225,7 @@ def test_alerts_fire_on_what_they_are_for_and_not_on_what_is_in_order(tmp_path):
         for name, (fires, quiet) in CASES.items()
         for series, firing in ((fires, FIRING.get(name, 1)), (quiet, 0))
     ]
+    tests += [asked(name, series, 1) for name, series in CHANGING.items()]
     # JSON is YAML.
     (tmp_path / "alerts.test.yaml").write_text(
         json.dumps(
