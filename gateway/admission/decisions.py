@@ -68,6 +68,7 @@ class Decision:
     state: State = State.WAITING
     setting: KeyPath | None = None  # that made it wait, or refused it
     starts_too_late: bool = False  # no backend serves, and the first to start will be too late
+    awaits: str | None = None  # a full backend that has its prompt, as others had room and have not
     position: int | None = None  # when it was queued; 1 is next. None: not queued, or not counted
     eta_s: float | None = None  # of its turn, as estimated when it came; None: nobody knew
     ended_at: float | None = None  # its wait

@@ -158,6 +158,7 @@ class Gate:
                 ask.free_at = ask.free_at if refusal is None else -math.inf
                 line.queue.offer(waiting)
                 line.let_in()
+                decision.awaits = ask.awaits
             if refusal is not None and not turn.done():
                 raise refusal  # if there is room, it is kept for those before it
             slot = await turn

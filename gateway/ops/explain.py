@@ -18,6 +18,7 @@ from gateway.config.findings import KeyPath, dotted
 from gateway.config.load import Loaded
 from gateway.config.models import Section
 from gateway.config.spell import spell
+from gateway.core.exclusion import AWAITS_ADAPTER
 from gateway.core.traffic import Cause, Fallback
 from gateway.ops.moment import Moment, rfc3339
 
@@ -197,6 +198,22 @@ def _outcome(decision: Decision, now: float) -> str:
                 return f"{began} was sent to {decision.backend_id}, which answered {told}."
             after = "at once" if at_once else f"after {waited} in the queue"
             return f"{name} for {model} was refused {after}: {told}."
+
+
+def why_it_waited(decision: Decision) -> str:
+    """Return why a request did not go to a backend as it came."""
+    passing = [each.exclusion for each in decision.said if each.exclusion and each.exclusion.passes]
+    if decision.has_room and decision.awaits is not None:
+        return (
+            f"{decision.awaits}, which has its prompt cached, had no room, so it waited for that."
+        )
+    if decision.has_room:
+        return "Others waited before it, so it waited for its turn."
+    if not passing:
+        return "No backend served it, so it waited for one."
+    if AWAITS_ADAPTER.issuperset(passing):
+        return "Its adapter was not loaded yet, so it waited for that."
+    return "No backend had room, so it waited for one."
 
 
 def backend_told(said: Said, book: Book) -> BackendTold:

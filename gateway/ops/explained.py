@@ -21,6 +21,7 @@ from gateway.ops.explain import (
     SettingTold,
     Told,
     fallback_told,
+    why_it_waited,
 )
 from gateway.ops.explain import told as decision_told
 from gateway.ops.moment import Moment
@@ -214,7 +215,7 @@ def _timeline(seen: Seen, moment: Moment, decision: Decision | None) -> list[Ste
     if record.body_at is not None:
         steps.append((record.body_at, "read", "Its body was read."))
     if decision is not None and decision.ended_at != decision.at:
-        steps.append((decision.at, "queued", "No backend had room, so it waited for one."))
+        steps.append((decision.at, "queued", why_it_waited(decision)))
         if decision.state is State.ADMITTED and decision.ended_at is not None:
             steps.append((decision.ended_at, "admitted", f"{decision.backend_id} had room."))
     for each in record.failed:

@@ -27,6 +27,7 @@ from gateway.core.types import (
     ServedModel,
     ShedReason,
 )
+from gateway.ops.explain import why_it_waited
 from gateway.pools.table import PoolTable
 from gateway.routing.choice import Chooser
 
@@ -254,6 +255,36 @@ def test_what_waits_is_held_by_what_holds_most_of_its_backends():
 
 def test_what_waits_behind_others_while_there_is_room_is_held_by_admission():
     assert Fleet().decide().setting == ("pools", "m", "admission")
+
+
+def said(*reasons):
+    """Return a decision of a request for which backends had these reasons; None has room."""
+    decision = Fleet(backends=len(reasons)).decide()
+    decision.said = tuple(
+        each._replace(exclusion=reason, expected_s=None if reason else 0.1)
+        for each, reason in zip(decision.said, reasons, strict=True)
+    )
+    return decision
+
+
+@pytest.mark.parametrize(
+    ("reasons", "why"),
+    [
+        ([Exclusion.AT_LIMIT, Exclusion.KV_FULL], "No backend had room, so it waited for one."),
+        (
+            [Exclusion.AT_LIMIT, Exclusion.ADAPTER_DUE],
+            "No backend had room, so it waited for one.",
+        ),
+        ([Exclusion.AT_LIMIT, None], "Others waited before it, so it waited for its turn."),
+        (
+            [Exclusion.ADAPTER_LOADING, Exclusion.ADAPTER_DUE, Exclusion.NOT_SERVING],
+            "Its adapter was not loaded yet, so it waited for that.",
+        ),
+        ([Exclusion.NOT_SERVING], "No backend served it, so it waited for one."),
+    ],
+)
+def test_why_a_request_waited_is_told_by_what_was_in_its_way(reasons, why):
+    assert why_it_waited(said(*reasons)) == why
 
 
 @pytest.mark.parametrize("reason", [ShedReason.TOO_LATE, ShedReason.QUEUE_TIMEOUT])

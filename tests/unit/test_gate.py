@@ -28,6 +28,7 @@ from gateway.core.types import (
     Usage,
     UsageSource,
 )
+from gateway.ops.explain import why_it_waited
 from gateway.pools.facts import Tending
 from gateway.pools.health import Order
 from gateway.routing.choice import failed_at
@@ -1968,6 +1969,9 @@ async def test_a_request_waits_for_the_backend_that_has_its_prompt_though_anothe
     first, second = await home.guests(2, **begins(4000))
     assert first.slot.backend_id == "m/b1"
     assert second.waits
+    assert why_it_waited(decision_of(home, second)) == (
+        "m/b1, which has its prompt cached, had no room, so it waited for that."
+    )
     (other,) = await home.guests(1, **begins(4000, "b"))  # is not held up by it
     assert other.slot.backend_id == "m/b2"
     first.end()
