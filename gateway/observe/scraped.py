@@ -56,8 +56,6 @@ def read_gauges(values: Values, readings: Readings, now: float) -> None:
         labels = (backend.pool, backend.name)
         replaced = labels in values[table.IN_FLIGHT.name]
         values[table.IN_FLIGHT.name][labels] += backend.in_flight
-        if (allowed := backend.allowed(now)) is not None:
-            values[table.LIMIT.name][labels] = allowed
         if replaced:  # a leaving backend whose name has a new owner: only its requests count
             continue
         _read_backend(values, backend, labels, now)
@@ -98,6 +96,8 @@ def _read_backend(values: Values, backend: BackendReading, labels: Labels, now: 
     for phase in Phase:
         values[table.BACKEND_PHASE.name][*labels, phase.value] = backend.phase is phase
     values[table.EJECTED.name][labels] = backend.kept_out
+    if (allowed := backend.allowed(now)) is not None:
+        values[table.LIMIT.name][labels] = allowed
     sample = backend.sample
     age_s = now - sample.at if sample is not None else float("inf")
     values[table.SCRAPE_AGE.name][labels] = age_s

@@ -350,9 +350,12 @@ def test_a_backend_that_left_takes_its_series_along():
 
 def test_a_replaced_backend_adds_its_last_requests_and_nothing_else():
     seen = samples(
-        metrics(Reading(in_flight=1), Reading(in_flight=2, phase=Phase.DRAINING)),
+        metrics(
+            Reading(in_flight=1, limit=32), Reading(in_flight=2, limit=2, phase=Phase.DRAINING)
+        ),
     )
     assert seen["gateway_inflight_requests", "m", "b1"] == 3
+    assert seen["gateway_backend_limit", "m", "b1"] == 32
     assert seen["gateway_backend_phase", "m", "b1", "ready"] == 1
     assert seen["gateway_backend_phase", "m", "b1", "draining"] == 0
 
