@@ -33,14 +33,12 @@ from gateway.observe.instrument import Kind
 from gateway.observe.instruments import INSTRUMENTS, OTHER, UNKNOWN
 from gateway.observe.readings import Readings
 from gateway.observe.scraped import KEPT_BY_OTHERS, read_gauges
+from gateway.observe.waits import waited
 
 # Beyond this many (pool, model) pairs new ones share one series: adapters may come and go for ever.
 MAX_NAMES: Final = 1000
 
 _SUMMED: Final = 1000  # requests that are alike and summed up at a time, which takes 0.2 ms
-
-_LEAST_WAIT_S: Final = 0.001  # less is what a refusal at once takes, not a wait
-_AT_ONCE: Final = {ShedReason.NO_ROOM, ShedReason.QUEUE_FULL, ShedReason.TENANT_QUEUE_FULL}
 
 _CODES: Final = {0: "none", 499: "499"} | {each.value: str(each.value) for each in HTTPStatus}
 
@@ -132,7 +130,7 @@ class Metrics(Collector):
             self._values[table.SHED.name][pool, reason.value] += 1
         elif outcome is Outcome.CLIENT_GONE:
             self._values[table.CLIENT_DISCONNECTS.name][pool, _stage(record)] += 1
-        if record.queue_s >= _LEAST_WAIT_S and record.shed_reason not in _AT_ONCE:
+        if waited(record):
             sums.waits.append(record.queue_s)
         if record.client_retry:
             self._values[table.CLIENT_RETRIES.name][(pool,)] += 1

@@ -19,7 +19,8 @@ from typing import Final
 
 from gateway.core.endings import Attempt
 from gateway.core.tracing import Parent, Trace, new_span_id
-from gateway.core.types import Endpoint, Outcome, RequestRecord, ShedReason
+from gateway.core.types import Endpoint, Outcome, RequestRecord
+from gateway.observe.waits import waited
 
 Attributes = dict[str, str | int | float | bool]
 
@@ -33,17 +34,6 @@ _OPERATIONS: Final = {
     Endpoint.EMBEDDINGS: "embeddings",
     Endpoint.EMBED: "embeddings",
 }
-# What is refused for these was in no queue.
-_AT_ONCE: Final = frozenset(
-    {
-        ShedReason.NO_ROOM,
-        ShedReason.QUEUE_FULL,
-        ShedReason.TENANT_QUEUE_FULL,
-        ShedReason.TOO_LATE,
-        ShedReason.NO_BACKEND,
-        ShedReason.BODIES,
-    }
-)
 _NO_ERRORS: Final = frozenset({Outcome.OK, Outcome.CLIENT_GONE})
 
 
@@ -83,7 +73,7 @@ def spans_of(record: RequestRecord, ahead_s: float) -> Iterator[Span]:
     attempts = [*record.failed]
     if record.attempts > len(attempts) and record.sent_at is not None:
         attempts.append(_last(record, trace, record.sent_at))
-    if record.queue_s and record.shed_reason not in _AT_ONCE:
+    if waited(record):
         ended_at = attempts[0].sent_at if attempts else _ended_at(record)
         yield _below(trace, "queue", ended_at - record.queue_s + ahead_s, ended_at + ahead_s)
     resumes_from = len(attempts) - min(record.resumed, len(attempts) - 1)

@@ -4,9 +4,10 @@ import pytest
 
 from gateway.config.models import Config
 from gateway.core.tracing import Trace
-from gateway.core.types import Outcome, RequestRecord
+from gateway.core.types import Outcome, RequestRecord, ShedReason
 from gateway.ingress.heads import trace_parent
 from gateway.observe.otlp import MOST_WAITING, Traces
+from gateway.observe.spans import spans_of
 from tests.admindesk import HeldClock
 
 PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -65,6 +66,22 @@ def test_each_attempt_has_a_span_of_its_own():
         first == f"traceparent: 00-{'1' * 32}-{trace.attempt_id}-01\r\ntracestate: a=b\r\n".encode()
     )
     assert trace.begin_attempt() != first
+
+
+@pytest.mark.parametrize("reason", [ShedReason.TOO_LATE, ShedReason.NO_BACKEND])
+def test_a_request_that_waited_and_was_refused_for_it_has_a_span_of_its_wait(reason):
+    waited = record(1)
+    waited.outcome, waited.shed_reason = Outcome.SHED, reason
+    waited.queue_s, waited.ended_at = 20.0, 21.5
+    (span,) = [each for each in spans_of(waited, 0.0) if each.name == "queue"]
+    assert (span.began_at, span.ended_at) == (1.5, 21.5)
+
+
+def test_a_refusal_at_once_is_no_wait():
+    refused = record(1)
+    refused.outcome, refused.shed_reason = Outcome.SHED, ShedReason.TOO_LATE
+    refused.queue_s = 0.0004
+    assert [each.name for each in spans_of(refused, 0.0)] == ["unknown"]
 
 
 def test_what_waits_is_bounded_and_what_is_too_much_is_counted():
