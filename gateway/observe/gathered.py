@@ -38,6 +38,7 @@ _PARTS: Final = frozenset(
         table.OPEN_CONNECTIONS,
         table.BODY_BYTES,
         table.BODY_BYTES_LIMIT,
+        table.KEPT_BODY_BYTES,
     )
 )
 COUNTED: Final = frozenset(
@@ -122,6 +123,14 @@ class Gathered:
         if name not in _PARTS:
             return []
         return [part for life in self._alive for part in self._before[life].values.get(name, ())]
+
+    def bodies(self, own: tuple[int, int]) -> tuple[int, int]:
+        """Return the bytes that request bodies hold, and may hold, here and elsewhere; `own`: here."""
+        held, most = (
+            sum(int(value) for _, value in self.parts(each.name))
+            for each in (table.BODY_BYTES, table.BODY_BYTES_LIMIT)
+        )
+        return own[0] + held, own[1] + most
 
 
 def _before(told: Counted | None, name: str) -> dict[Labels, float]:

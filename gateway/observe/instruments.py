@@ -313,7 +313,8 @@ BODY_BYTES_LIMIT: Final = gauge(
 )
 KEPT_BODY_BYTES: Final = gauge(
     "gateway_kept_body_bytes",
-    "Bytes of large bodies that are kept so that another backend can go on with their streams; at most 64 MiB.",
+    "Bytes of large bodies that are kept so that another backend can go on with their streams; at most 64 MiB for"
+    " each worker.",
 )
 LOOP_LAG: Final = histogram(
     "gateway_event_loop_lag_seconds", LAG_BUCKETS, "How late the event loop runs its timers."

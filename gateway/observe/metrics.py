@@ -37,9 +37,7 @@ from gateway.observe.waits import waited
 
 # Beyond this many (pool, model) pairs new ones share one series: adapters may come and go for ever.
 MAX_NAMES: Final = 1000
-
 _SUMMED: Final = 1000  # requests that are alike and summed up at a time, which takes 0.2 ms
-
 _CODES: Final = {0: "none", 499: "499"} | {each.value: str(each.value) for each in HTTPStatus}
 
 
@@ -308,6 +306,10 @@ class Metrics(Collector):
         for name, found in cells.items():
             for labels, cell in found.items():
                 self._histograms[name].add(labels, cell)
+
+    def bodies(self) -> tuple[int, int]:
+        """Return the bytes that request bodies hold in all workers, and the most that may be."""
+        return self._gathered.bodies(self.readings.bodies())
 
     def _read(self) -> None:
         self._catch_up()

@@ -142,7 +142,7 @@ class Totals(TypedDict):
     backends_ready: int
     in_flight: int
     requests: dict[str, int]
-    body_bytes: int  # what request bodies hold of `limits.bodies`
+    body_bytes: int  # what request bodies hold of `limits.bodies`, which each worker has
     body_bytes_limit: int
 
 
@@ -213,7 +213,7 @@ def _without_problems(facts: Facts, moment: Moment) -> Overview:
     backends = [backend for pool in pools for backend in pool["backends"]]
     recent = list(facts.table.transitions)[: -_TRANSITIONS_TOLD - 1 : -1]
     shared = facts.config.redis is not None or facts.replicas.tell().group != ""
-    body_bytes, body_bytes_limit = facts.metrics.readings.bodies()
+    body_bytes, body_bytes_limit = facts.metrics.bodies()
     return Overview(
         schema_version=SCHEMA_VERSION,
         at=rfc3339(moment.wall),

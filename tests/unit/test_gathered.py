@@ -24,6 +24,8 @@ def worker(at=100.0, queued=0, tenant_tokens=None):
         Readings(
             queues=lambda: {"m": Queued(queued, 10 * queued)},
             connections=lambda: {"client": 3},
+            bodies=lambda: (5, 512),
+            kept_bodies=lambda: 7,
             sums=lambda: sums,
         ),
         HeldClock(at),
@@ -101,6 +103,9 @@ def test_a_gauge_is_summed_where_each_has_its_part_as_long_as_they_answer():
     assert total(one, "gateway_queue_requests") == 5
     assert total(one, "gateway_queue_tokens") == 50
     assert total(one, "gateway_open_connections") == 6
+    assert total(one, "gateway_request_body_bytes") == 10
+    assert total(one, "gateway_kept_body_bytes") == 14
+    assert one.bodies() == (10, 1024)  # what `status` tells
     one.hear([])
     assert total(one, "gateway_queue_requests") == 2
 
