@@ -190,6 +190,8 @@ def _moved(
     """Yield the labels that counted more, with their counts now and before."""
     for labels, counts in after.items():
         if counts != (known := before.get(labels)):
+            if known is not None and sum(counts[:-1]) < sum(known[:-1]):
+                known = None  # dropped (`departed`), and counted anew
             yield labels, counts, known
 
 

@@ -10,6 +10,7 @@ from gateway.core.types import Endpoint, Outcome, RequestRecord
 from gateway.observe.departed import KEPT_S, LOOK_EVERY_S, MOST
 from gateway.observe.metrics import Metrics
 from gateway.observe.readings import Readings
+from gateway.observe.series import RECENT_S, Series
 
 
 class World:
@@ -123,3 +124,19 @@ def test_what_another_worker_counted_is_dropped_for_good_and_counted_anew():
     other.fails("b1")
     world.metrics.hear([other.metrics.tell()])
     assert world.shown() == {"b1": 1}
+
+
+def test_what_is_counted_anew_after_a_drop_is_not_less_than_nothing():
+    world = World("b1")
+    series = Series(world.metrics, world)
+    for _ in range(100):
+        world.serves("b1")
+    world.shown()
+    world.names.clear()
+    world.passes(KEPT_S)
+    series.end_bucket()  # which still has what was counted before
+    world.passes(LOOK_EVERY_S)
+    world.names.append("b1")
+    world.serves("b1")
+    (counts,) = series.window(RECENT_S).backend_ttfts().values()
+    assert (sum(counts), min(counts)) == (1, 0)
