@@ -11,6 +11,7 @@ from typing import Final
 from gateway.admin.desk import Desk
 from gateway.config.load import text_hash
 from gateway.core.aio import periodic
+from gateway.core.errors import ModelNotFound
 from gateway.core.events import EventKind
 from gateway.core.types import Outcome
 from gateway.launch.disk import LOW_BYTES
@@ -131,13 +132,13 @@ def _own(desk: Desk) -> Own:
 
 def callers_seen(desk: Desk) -> Callers:
     """Return whose requests ended badly in this process."""
-    series, (why_over, unknown, last_unknown) = desk.series, _refusals(desk)
+    series, (why_over, last_unknown) = desk.series, _refusals(desk)
     return Callers(
         over_limit=series.callers(Outcome.REJECTED),
         why_over=why_over,
         stalled=series.callers(Outcome.CLIENT_STALLED),
         slow={key: for_s for key, for_s in desk.slow_clients().items() if for_s >= _SLOW_CLIENT_S},
-        unknown_models=unknown,
+        unknown_models=series.unknown_models(),
         unknown_model=last_unknown,
     )
 
@@ -153,17 +154,17 @@ def _changed_wall(desk: Desk) -> float | None:
         return None  # it was removed, or cannot be read: a reload would say so
 
 
-def _refusals(desk: Desk) -> tuple[dict[str, str], int, str]:
-    """Return what each key was told last of its limit, and how many asked for unknown models lately."""
+def _refusals(desk: Desk) -> tuple[dict[str, str], str]:
+    """Return what each key was told last of its limit, and whoever asked last for an unknown model."""
     since = desk.clock.wall() - _LATELY_S
     why_over: dict[str, str] = {}
-    unknown, last_unknown = 0, ""
+    last_unknown = ""
     for refused in desk.early.callers.values():
         request = refused.request
         if refused.wall_at < since:
             continue
         if request["status"] == HTTPStatus.TOO_MANY_REQUESTS:
             why_over[request["key_id"] or ""] = request["message"]
-        elif request["code"] == "model_not_found":
-            unknown, last_unknown = unknown + 1, request["message"]
-    return why_over, unknown, last_unknown
+        elif request["code"] == ModelNotFound.default_code:
+            last_unknown = request["message"]
+    return why_over, last_unknown

@@ -16,6 +16,7 @@ from http import HTTPStatus
 from typing import Final
 
 from gateway.core.aio import Clock, periodic
+from gateway.core.errors import ModelNotFound
 from gateway.core.traffic import NOTHING_QUEUED
 from gateway.core.types import Outcome, Phase, RequestRecord
 from gateway.observe import instruments as table
@@ -82,6 +83,8 @@ class Series:
         self._recent_callers: deque[Mapping[tuple[str, Outcome], int]] = deque(
             maxlen=int(RECENT_S / STEP_S)
         )
+        self._unknown_models = 0  # requests of this bucket for models that nobody serves
+        self._recent_unknown = deque[int](maxlen=int(RECENT_S / STEP_S))
         self._marks: deque[Mark] = deque(maxlen=int(RECENT_S / STEP_S) + 1)
         self._marks.append(self._mark())
 
@@ -106,6 +109,8 @@ class Series:
                 outcome is Outcome.CLIENT_STALLED or record.status == HTTPStatus.TOO_MANY_REQUESTS
             ):
                 self._note_caller(record, outcome or Outcome.BUG)
+            elif outcome is Outcome.REJECTED and record.error_code == ModelNotFound.default_code:
+                self._unknown_models += 1
 
     def end_bucket(self) -> None:
         """Write the bucket that ends now, and begin the next."""
@@ -123,6 +128,8 @@ class Series:
         self._marks.append(mark)
         self._recent_callers.append(self._callers)
         self._callers = {}
+        self._recent_unknown.append(self._unknown_models)
+        self._unknown_models = 0
 
     def window(self, seconds: float) -> Window:
         """Return what was counted in about the last seconds, at most 300; it begins with a bucket."""
@@ -149,6 +156,10 @@ class Series:
                 if ended is outcome:
                     found[key_id] = found.get(key_id, 0) + count
         return found
+
+    def unknown_models(self) -> int:
+        """Return how many requests lately asked for a model that nobody serves."""
+        return sum(self._recent_unknown) + self._unknown_models
 
     def _note_caller(self, record: RequestRecord, outcome: Outcome) -> None:
         key = ("" if record.caller is None else record.caller.key_id, outcome)

@@ -183,7 +183,7 @@ def _callers(own: Own) -> Iterator[Problem]:
         yield Problem(
             kind="unknown_model", severity="note", subject="model names",
             what=f"{count(own.unknown_models, 'request')} in 5 min asked for a model that nobody serves",
-            cause=sentence(f"the last one was told: {own.unknown_model}"),
+            cause=sentence(own.unknown_model and f"the last one was told: {own.unknown_model}"),
             remedy="Correct the name at the client, or add it as an alias (`aliases`) or adapter of a pool.",
             weight=own.unknown_models,
         )  # fmt: skip

@@ -6,7 +6,7 @@ import json
 
 from gateway.ingress.early import KEPT
 from tests.stories.support import FAST, gateway, story
-from tests.stories.test_explain import explain, verb
+from tests.stories.test_explain import admin, explain, verb
 from tests.stories.wire import CHAT, chat_body, connected, request
 
 SHORT = "timeouts: {header: 300ms}"
@@ -117,6 +117,21 @@ async def test_strangers_push_no_explanation_of_a_caller_out():
         assert len(early.callers) == 1
         assert len(early.strangers) == KEPT
         assert json.dumps(await explain(world, "s0")).count("decision_not_found") == 1
+
+
+@story
+async def test_all_requests_for_models_that_nobody_serves_are_counted_for_operators():
+    body = chat_body(model="gpt-9")
+    async with gateway(FAST) as world, connected(world.process.public_port) as wire:
+        for _ in range(KEPT + 20):
+            wanted = request("POST", CHAT, body, lines=(f"Authorization: Bearer {world.key}",))
+            answer = await wire.ask(wanted)
+            assert (answer.status, answer.code) == (404, "model_not_found")
+        async with admin(world) as http:
+            told = (await http.get("overview")).json()["problems"]
+    (problem,) = [each for each in told if each["kind"] == "unknown_model"]
+    assert problem["sentence"].startswith(f"{KEPT + 20} requests in 5 min asked for a model")
+    assert "gpt-9" in problem["cause"]
 
 
 @story
