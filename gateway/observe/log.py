@@ -114,7 +114,10 @@ class AccessLog:
         caller, usage, pool = record.caller, record.usage, record.pool
         backend, received_at, first_at = record.backend_id, record.received_at, record.first_byte_at
         ended_at = record.ended_at or received_at
-        outcome = record.outcome
+        outcome, name = record.outcome, None
+        if backend is not None:
+            of, _, name = backend.rpartition("/")
+            name = name if of == pool else None  # else of the pool that could not take it
         return AccessLine(
             self._time(ended_at + ahead_s),
             "INFO" if outcome is _OK else _LEVELS.get(outcome, "INFO"),
@@ -126,7 +129,7 @@ class AccessLog:
             record.model,
             pool,
             record.fallback,
-            backend[len(pool) + 1 :] if backend is not None and pool is not None else None,
+            name,
             record.revision or None,
             record.adapter,
             UNKNOWN if record.endpoint is None else record.endpoint._value_,

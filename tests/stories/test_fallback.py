@@ -479,3 +479,22 @@ pools:
                     await asyncio.sleep(0)
             down.on_client_gone()
         await world.settled()
+
+
+@story
+async def test_a_client_that_leaves_as_it_waits_for_the_other_pool_was_at_none_of_its_backends():
+    long = SimConfig(model="small", reply_tokens=4000)
+    pools = two("no_backend: small").replace("[<1>]", "[{url: <1>, max_in_flight: 1}]")
+    async with gateway(BIG, long, pools=pools, access=True) as world:
+        body = {"model": "small", "messages": [{"role": "user", "content": "go"}], "stream": True}
+        async with world.http.stream("POST", "/v1/chat/completions", json=body) as holding:
+            assert holding.status_code == 200
+            await world.sims[0].__aexit__(None, None, None)  # it refuses connections
+            leaving = world.chat(model="big", headers={"x-request-id": "left"})
+            asked = asyncio.get_running_loop().create_task(leaving)
+            await world.until(lambda: world.process.handler.gate.queued("small") == 1)
+            asked.cancel()
+        await world.settled()
+        (line,) = [each for each in world.access_lines() if each["id"] == "left"]
+        assert (line["outcome"], line["attempts"]) == ("client_gone", 1)
+        assert (line["pool"], line["backend"]) == ("small", None)
