@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from gateway.core.types import Outcome, Phase
+from gateway.observe.recent import ERRORS
 
 Severity = Literal[
     "critical",  # clients are not served: wake somebody
@@ -35,15 +36,7 @@ class Alert:
 
 
 _SERVING: Final = f"{Phase.READY.value}|{Phase.DEGRADED.value}"
-_FAILED: Final = "|".join(
-    each.value
-    for each in (
-        Outcome.BACKEND_ERROR,
-        Outcome.BACKEND_TIMEOUT,
-        Outcome.STREAM_BROKEN,
-        Outcome.BUG,
-    )
-)
+_FAILED: Final = "|".join(sorted(ERRORS))
 _POOL: Final = "pool {{ $labels.pool }}"
 _BACKEND: Final = "{{ $labels.pool }}/{{ $labels.backend }}"
 _BUGS: Final = f'gateway_requests_total{{outcome="{Outcome.BUG.value}"}}'
@@ -89,7 +82,8 @@ SERVICE: Final = (
         lasts="1m",
         severity="critical",
         summary=f"{{{{ $value | humanizePercentage }}}} of the requests of {_POOL} fail",
-        means="Backends answer with errors, fall silent, or end their streams early. Refusals for capacity do not count.",
+        means="Backends answer with errors, fall silent, end their streams early, or take longer than `timeouts.total`."
+        " Refusals for capacity do not count.",
         look="`vllm-gateway explain --last-error`; `gateway_upstream_failures_total` by backend and reason says which"
         " one fails, and how.",
         act="`vllm-gateway drain POOL/NAME` takes a single bad backend out. If all fail, what they share is at fault:"

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from gateway.observe.recent import ERRORS
+
 _SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 _WIDTH: Final = 24  # of Grafana's grid
 _HEIGHT: Final = 8
@@ -87,7 +89,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
               (Query(rate("gateway_requests_total", "outcome"), "{{outcome}}"),), stacked=True),
         Panel("Errors by pool", "reqps",
               (Query(rate("gateway_requests_total", "pool, outcome",
-                          'outcome=~"backend_error|backend_timeout|stream_broken|bug"'), "{{pool}} {{outcome}}"),)),
+                          f'outcome=~"{"|".join(sorted(ERRORS))}"'), "{{pool}} {{outcome}}"),)),
         Panel("Refused for capacity", "reqps", (Query(rate("gateway_shed_total", "pool, reason"), "{{pool}} {{reason}}"),)),
         Panel("First token", "s", (quantile("gateway_ttft_seconds", 0.5), quantile("gateway_ttft_seconds", 0.95)),
               "From a request's head to the first byte of its stream, as the client sees it."),
@@ -187,7 +189,7 @@ def dashboard() -> dict[str, Any]:
             "list": [
                 {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Data source"},
                 _choice("instance", "label_values(gateway_build_info, instance)", "Gateway"),
-                _choice("pool", "label_values(gateway_backend_phase, pool)", "Pool"),
+                _choice("pool", "label_values(gateway_queue_requests, pool)", "Pool"),
             ]
         },
         "annotations": {"list": []},

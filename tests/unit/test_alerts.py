@@ -11,6 +11,7 @@ from gateway.core.types import Outcome, Phase
 from gateway.ingress.connections import Shed
 from gateway.observe import grafana
 from gateway.observe.instruments import INSTRUMENTS
+from gateway.observe.recent import ERRORS
 from gateway.observe.rules import ALERTS, alerts_yaml, runbooks, series, series_of
 from gateway.ops.problems import ProblemKind
 from gateway.ops.states import BackendState
@@ -98,6 +99,13 @@ def test_what_the_gateway_judges_of_an_incident_has_an_alert_that_fires_at_once(
     assert judged in VALUES["state"] | VALUES["kind"]
     assert re.search(rf'"(?:.*\|)?{judged}(?:\|.*)?"', alert.expr)
     assert alert.lasts == "0s"
+
+
+@pytest.mark.parametrize("name", ["RequestsFail", "Errors by pool"])
+def test_what_counts_as_a_failure_is_what_status_and_the_dashboard_count(name):
+    (expr,) = [expr for each, expr in ASKED if each == name]
+    (outcomes,) = re.findall(r'outcome=~"([^"]*)"', expr)
+    assert set(outcomes.split("|")) == ERRORS
 
 
 def test_names_of_alerts_are_told_once():
