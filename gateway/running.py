@@ -13,7 +13,7 @@ from typing import Final
 
 from gateway.admin.api import admin_app
 from gateway.admin.audit import audit_of
-from gateway.admin.condition import notice_problems
+from gateway.admin.condition import notice_problems, watch_settings_file
 from gateway.admin.desk import Desk
 from gateway.admin.fleet import gather_always
 from gateway.admin.requests import answers_to_workers
@@ -91,6 +91,7 @@ async def run(
             background += [
                 group.create_task(watch_reloads(process), name="reloads"),
                 group.create_task(notice_problems(desk), name="problems"),
+                group.create_task(watch_settings_file(desk), name="settings file"),
                 group.create_task(gather_always(desk), name="counts of other workers"),
             ]
             replacing = group.create_task(replacement.run(), name="upgrades")

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from http import HTTPStatus
+from pathlib import Path
 from typing import Final
 
 from gateway.admin.desk import Desk
@@ -56,6 +57,20 @@ async def notice_problems(desk: Desk) -> None:
         )
 
     await periodic(turn, every_s=lambda: pause_s(took_s), name="problems")
+
+
+async def watch_settings_file(desk: Desk) -> None:
+    """Look each second whether the settings file is what is in force, for ever. Cancel: at once."""
+    if desk.file is not None:
+        await periodic(lambda: look_at_settings_file(desk), every_s=_EVERY_S, name="settings file")
+
+
+async def look_at_settings_file(desk: Desk) -> None:
+    """Note whether the settings file was changed. A thread reads it: a file server that hangs holds up nobody."""
+    assert desk.file is not None
+    loaded = desk.loaded()
+    changed = await asyncio.to_thread(_changed_wall, desk.file, loaded.text_hash)
+    desk.file_changed = loaded, changed
 
 
 def pause_s(took_s: float) -> float:
@@ -109,10 +124,11 @@ def _ended(desk: Desk) -> Mapping[str, int]:
 
 
 def _own(desk: Desk) -> Own:
-    config, callers = desk.loaded().config, together([callers_seen(desk), *desk.callers_elsewhere])
+    loaded, (looked_for, changed_wall) = desk.loaded(), desk.file_changed
+    config, callers = loaded.config, together([callers_seen(desk), *desk.callers_elsewhere])
     return Own(
         settings_file="the settings file" if desk.file is None else desk.file.name,
-        file_changed_wall=_changed_wall(desk),
+        file_changed_wall=changed_wall if looked_for is loaded else None,
         reloads=[*desk.reloading.history.newest()][:1],
         disk=str(config.state),
         disk_free_bytes=desk.disk.left,
@@ -143,13 +159,11 @@ def callers_seen(desk: Desk) -> Callers:
     )
 
 
-def _changed_wall(desk: Desk) -> float | None:
-    """Return when the file was written last; None while its text is what is in force."""
-    if desk.file is None:
-        return None
+def _changed_wall(file: Path, text_in_force: str) -> float | None:
+    """Return when the file was written last; None while its text is what is in force. Blocking."""
     try:
-        same = text_hash(desk.file.read_bytes()) == desk.loaded().text_hash
-        return None if same else desk.file.stat().st_mtime
+        same = text_hash(file.read_bytes()) == text_in_force
+        return None if same else file.stat().st_mtime
     except OSError:
         return None  # it was removed, or cannot be read: a reload would say so
 

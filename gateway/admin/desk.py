@@ -67,6 +67,8 @@ class Desk:
     slow_clients: Callable[[], Mapping[str, float]] = dict  # seconds without reading, by key
     keys: Callable[[], KeyStore | None] = lambda: None
     file: Path | None = None
+    # When it was written last, if that is not what was in force as it was looked at.
+    file_changed: tuple[Loaded | None, float | None] = (None, None)
     fellows: Callable[..., Awaitable[list[Any]]] = nobody  # asks the other workers a question
     workers: int = 1  # that it answers for
     callers_elsewhere: Sequence[Callers] = ()  # what the other workers saw last

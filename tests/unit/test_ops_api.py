@@ -1,8 +1,11 @@
 import asyncio
+import os
+import threading
 
 import pytest
 from starlette.testclient import TestClient
 
+from gateway.admin.condition import look_at_settings_file
 from gateway.admin.fleet import get_overview
 from gateway.admin.table import TABLE
 from gateway.config.supervision import LaunchConfig, Remedy
@@ -76,6 +79,31 @@ def test_streams_go_on_while_the_overview_is_made(desk):
         return [*went_on]
 
     assert asyncio.run(asked()) == ["a stream"]
+
+
+def kinds(desk):
+    return [each["kind"] for each in desk.get("/admin/v1/overview").json()["problems"]]
+
+
+def test_a_settings_file_that_was_changed_is_told_until_it_is_in_force(desk):
+    asyncio.run(desk.reload("anna", ""))
+    desk.file.write_text(desk.file.read_text() + "\n")
+    os.utime(desk.file, (1_699_999_990, 1_699_999_990))  # just now, by the desk's clock
+    asyncio.run(look_at_settings_file(desk.objects))
+    assert "reload_pending" in kinds(desk)
+    asyncio.run(desk.reload("anna", ""))
+    assert "reload_pending" not in kinds(desk)
+
+
+def test_a_settings_file_that_cannot_be_read_to_its_end_holds_up_nobody(desk):
+    desk.file.unlink()
+    os.mkfifo(desk.file)  # as if its file server hung
+    asked = threading.Thread(target=kinds, args=(desk,), daemon=True)
+    asked.start()
+    asked.join(5)
+    held_up = asked.is_alive()
+    os.close(os.open(desk.file, os.O_RDWR | os.O_NONBLOCK))
+    assert not held_up
 
 
 def test_the_overview_is_told(desk):
