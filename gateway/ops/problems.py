@@ -120,7 +120,9 @@ class Known:
         return sorted(lasting, key=_badness)
 
     def _began(self, problem: Problem, now: float) -> float:
-        return self._since.get(problem.key, now) if problem.since is None else problem.since
+        if problem.since is None:
+            return self._since.get(problem.key, now)
+        return min(problem.since, now)  # of a file by another machine's clock it may be to come
 
 
 def told(problem: Problem, moment: Moment) -> ProblemTold:

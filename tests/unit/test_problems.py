@@ -401,6 +401,11 @@ def test_a_problem_is_dated_from_when_it_was_first_found_and_anew_when_it_comes_
     assert [each.since for each in known.dated([problem(since=90.0)], 160.0)] == [90.0]
 
 
+def test_what_began_by_a_clock_that_is_ahead_is_told_at_once():
+    (told,) = Known().dated([problem(since=107.0)], 100.0)
+    assert told.since == 100.0
+
+
 def test_what_passes_at_once_is_not_told():
     known = Known()
     assert known.dated([problem(after_s=8.0)], 100.0) == []
