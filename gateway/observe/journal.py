@@ -8,6 +8,7 @@ One writer. For what happens a few times an hour: a line is written at once, by 
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ class Journal:
     name: str
     most_bytes: int  # of each file
     _told: bool = False
-    _began: bool = False
+    _whole: bool = False  # the last line in the file
 
     @property
     def path(self) -> Path:
@@ -60,10 +61,11 @@ class Journal:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            # The gateway before may have been killed in the middle of a line.
-            end = b"" if self._began else b"\n"
-            os.write(handle, end + line + b"\n")
-            self._began = True
+            # The gateway before may have been killed in the middle of a line, or the disk was full in it.
+            told = (b"" if self._whole else b"\n") + line + b"\n"
+            self._whole = os.write(handle, told) == len(told)
+            if not self._whole:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             full = os.fstat(handle).st_size >= self.most_bytes
         finally:
             os.close(handle)

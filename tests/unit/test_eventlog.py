@@ -1,5 +1,7 @@
 """Events outlive the gateway that told them."""
 
+import resource
+
 from gateway.core.events import Event, EventKind, Events
 from gateway.heal.eventlog import MOST_BYTES, EventLog
 
@@ -50,6 +52,19 @@ def test_a_line_that_was_cut_costs_no_other(tmp_path):
     again = followed(tmp_path)
     assert details(again) == ["number 1"]
     again.tell(event(3))
+    assert details(followed(tmp_path)) == ["number 3", "number 1"]
+
+
+def test_a_line_that_the_disk_had_no_room_for_costs_no_other(tmp_path):
+    events = followed(tmp_path)
+    events.tell(event(1))
+    most, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / FILE).stat().st_size + 10, hard))
+    try:
+        events.tell(event(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    events.tell(event(3))
     assert details(followed(tmp_path)) == ["number 3", "number 1"]
 
 
