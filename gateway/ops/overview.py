@@ -140,7 +140,7 @@ class Totals(TypedDict):
 
     backends: int
     backends_ready: int
-    in_flight: int
+    in_flight: int  # those at backends that a reload took away, too
     requests: dict[str, int]
     body_bytes: int  # what request bodies hold of `limits.bodies`, which each worker has
     body_bytes_limit: int
@@ -237,7 +237,8 @@ def _without_problems(facts: Facts, moment: Moment) -> Overview:
         totals=Totals(
             backends=len(backends),
             backends_ready=sum(each["phase"] == Phase.READY.value for each in backends),
-            in_flight=sum(each["in_flight"] for each in backends),
+            in_flight=sum(each["in_flight"] for each in backends)
+            + sum(each.in_flight for each in facts.table.leaving()),
             requests=facts.metrics.total_requests(),
             body_bytes=body_bytes,
             body_bytes_limit=body_bytes_limit,
@@ -334,9 +335,8 @@ def _detail(backend: Backend) -> str:
     told, ejection = backend.health.detail, backend.health.ejection
     if ejection is None or backend.kept_out or backend.phase is not Phase.DEGRADED:
         return told
-    return (
-        f"{ejection.evidence}; it still gets requests, as fewer than half of its pool would be left"
-    )
+    why = "it still gets requests, as fewer than half of its pool would be left"
+    return f"{ejection.evidence}; {why}"
 
 
 def _transition(seen: Transition, moment: Moment) -> TransitionOverview:

@@ -268,6 +268,14 @@ def test_totals_are_sums(fleet):
     }
 
 
+def test_requests_at_a_backend_that_a_reload_took_away_are_in_flight_until_they_end(fleet):
+    slot = fleet.table.take("m/b2", 100.0)
+    fleet.table.apply(Config.model_validate({"pools": {"m": {"backends": [ONE]}}}).pools)
+    assert fleet.overview()["totals"]["in_flight"] == 1
+    slot.release()
+    assert fleet.overview()["totals"]["in_flight"] == 0
+
+
 def test_one_that_fails_and_that_its_pool_cannot_spare_says_so():
     fleet = Fleet(m={"backends": [f"http://127.0.0.1:{port}" for port in (8001, 8002)]})
     fleet.ready("m/b1", "m/b2")
