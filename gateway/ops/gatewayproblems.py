@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from gateway.core.roles import ON_THIS_MACHINE
 from gateway.ops.problems import Problem, count, sentence
@@ -12,6 +12,8 @@ from gateway.ops.reloads import Reload
 
 if TYPE_CHECKING:
     from gateway.ops.overview import Overview
+
+Number = TypeVar("Number", int, float)
 
 _MIB: Final = 1024 * 1024
 _MOST_KEYS: Final = 3  # that are told one by one
@@ -157,7 +159,7 @@ def _callers(own: Own) -> Iterator[Problem]:
             " changes them.",
             weight=refused,
         )  # fmt: skip
-    for key, seconds in own.slow_clients.items():
+    for key, seconds in _most(own.slow_clients):
         whose = f"of key {key} " if key else ""
         yield Problem(
             kind="client_slow", severity="note", subject=f"client {key}".strip(),
@@ -189,5 +191,5 @@ def _callers(own: Own) -> Iterator[Problem]:
         )  # fmt: skip
 
 
-def _most(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+def _most(counts: Mapping[str, Number]) -> list[tuple[str, Number]]:
     return sorted(counts.items(), key=lambda pair: -pair[1])[:_MOST_KEYS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from gateway.core.exclusion import Exclusion
@@ -14,7 +15,7 @@ from gateway.ops.backendproblems import (
     kv_problem,
     state_problem,
 )
-from gateway.ops.problems import Problem, count, sentence
+from gateway.ops.problems import SEVERITIES, Problem, count, sentence
 from gateway.ops.recent import Failing, Lately
 from gateway.ops.states import BACKENDS_WORST_FIRST
 
@@ -48,8 +49,9 @@ def pool_problems(
     missing = _missing_adapters(pool, lately, failed)
     told = [each.subject for each in missing]
     if not failing:
-        yield from (each for each in _models(pool, lately) if each.subject not in told)
-    yield from missing
+        models = [each for each in _models(pool, lately) if each.subject not in told]
+        yield from _few(models, f"models of pool {pool['name']}")
+    yield from _few(missing, f"models of pool {pool['name']}")
     yield from _backends(pool, failures, failed, told, now)
 
 
@@ -253,13 +255,25 @@ def _backends(
             yield _many(pool, [backend for backend, _ in alike], alike[0][1])
         else:
             yield from (problem for _, problem in alike)
+    hidden: dict[str, list[Problem]] = {}
     for backend in pool["backends"]:
         for problem in hidden_problems(backend, failed.get(backend["id"], {})):
             subject = f"{problem.subject.split(' on ')[0]} of pool {pool['name']}"
             if subject not in told and not (
                 problem.kind == "kv_full" and pool["state"] == "saturated"
             ):
-                yield problem
+                hidden.setdefault(problem.kind, []).append(problem)
+    for several in hidden.values():
+        yield from _few(several, f"backends of pool {pool['name']}")
+
+
+def _few(alike: Sequence[Problem], subject: str) -> Sequence[Problem]:
+    """Return problems of one kind; many are told as one: a fleet may have thousands."""
+    if len(alike) <= _MOST_ALIKE:
+        return alike
+    first = min(alike, key=lambda each: (SEVERITIES.index(each.severity), -each.weight))
+    what = f"{first.what}; so it is with {len(alike) - 1} more"
+    return [replace(first, subject=subject, what=what, weight=len(alike))]
 
 
 def _many(pool: PoolOverview, alike: Sequence[BackendOverview], first: Problem) -> Problem:

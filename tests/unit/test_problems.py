@@ -453,3 +453,38 @@ def test_many_backends_are_told_as_one_only_with_others_of_their_kind(fleet):
     ]
     assert [each.subject for each in found] == ["backend m/b0", "backends of pool m"]
     assert found[0].kind != found[1].kind
+
+
+def test_problems_of_many_adapters_and_backends_are_few():
+    fleet = Fleet(m={"backends": [f"http://127.0.0.1:{8001 + place}" for place in range(50)]})
+    fleet.ready(*(each.id for each in fleet.table))  # their metrics were never read
+    lacking = {f"a{place}": Exclusion.ADAPTER_FAILED for place in range(100)}
+    for each in fleet.table:
+        each.lacking = lacking
+    ends(fleet, 2000)
+    for place in range(100):
+        ends(fleet, 10 if place == 42 else 9, Outcome.BACKEND_ERROR, 502, model=f"b{place}")
+    fleet.table.take("m/b9", fleet.clock.at)
+    fleet.problems()
+    fleet.clock.at += 20.0
+    fleet.table.get("m/b1").lacking = {}
+    fleet.table.get("m/b1").models = {"m": BASE, **dict.fromkeys(["a0", "a1"], BASE)}
+    told = fleet.overview()["problems"]
+    assert [(each["kind"], each["subject"], each["severity"]) for each in told] == [
+        ("model_fails", "models of pool m", "down"),
+        ("adapter_missing", "models of pool m", "down"),
+        ("errors", "pool m", "degraded"),
+        ("adapter_failed", "backends of pool m", "degraded"),
+        ("metrics_stale", "backends of pool m", "degraded"),  # one of them has a request
+    ]
+    assert told[0]["sentence"].startswith(
+        "Model b42 of pool m fails most requests: all 10 requests of the last 20 s failed;"
+        " so it is with 99 more. Since "
+    )
+
+
+def test_many_clients_that_do_not_read_are_few_problems():
+    slow = {f"k{place}": 10.0 + place for place in range(5000)}
+    overview = {"draining": False, "store": None, "holds": []}
+    told = [*own_problems(overview, Own(slow_clients=slow), 0.0)]
+    assert [each.subject for each in told] == ["client k4999", "client k4998", "client k4997"]
