@@ -154,7 +154,10 @@ def decide(  # noqa: PLR0913 - all that a decision is made of
         expected_s = choice.expected_s.get(backend.id)
         said.append(Said(backend.id, reason, expected_s, setting, cached_tokens))
     route, caller = ask.route, ask.caller
-    held = [each for each in said if _passes(each)]
+    setting = _commonest(each for each in said if _passes(each))
+    if setting is None and choice.expected_s:
+        # One has room: it waits its turn, or for the one that has its prompt cached.
+        setting = ("pools", route.pool, "admission")
     return Decision(
         id=request_id,
         at=now,
@@ -170,7 +173,7 @@ def decide(  # noqa: PLR0913 - all that a decision is made of
         said=tuple(said),
         fallback=ask.fallback,
         impatient=wait_s < pool.queue.max_wait - _ROUNDING_S,
-        setting=_commonest(held) or ("pools", route.pool, "admission"),
+        setting=setting,
     )
 
 

@@ -21,6 +21,7 @@ from gateway.core.types import (
     ModelsSeen,
     Need,
     Phase,
+    ProbeFailed,
     ProbePassed,
     Route,
     Scraped,
@@ -255,6 +256,16 @@ def test_what_waits_is_held_by_what_holds_most_of_its_backends():
 
 def test_what_waits_behind_others_while_there_is_room_is_held_by_admission():
     assert Fleet().decide().setting == ("pools", "m", "admission")
+
+
+def test_what_waits_for_a_backend_to_start_is_held_by_no_setting():
+    fleet = Fleet()
+    for each in ("m/b1", "m/b2"):
+        for _ in range(3):
+            fleet.table.observe(each, ProbeFailed(NOW, "refused"))
+    decision = fleet.decide()
+    assert why_it_waited(decision) == "No backend served it, so it waited for one."
+    assert decision.setting is None
 
 
 def said(*reasons):
