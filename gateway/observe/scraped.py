@@ -83,7 +83,9 @@ def read_gauges(values: Values, readings: Readings, now: float) -> None:
 
 def _read_gpus(values: Values, readings: Readings) -> None:
     for backend_id, gpus in readings.gpus().items():
-        pool, _, name = backend_id.partition("/")
+        pool, _, name = backend_id.rpartition("/")
+        if (pool, name) not in values[table.IN_FLIGHT.name]:
+            continue  # it left since the driver was asked
         for gpu in gpus:
             labels = (pool, name, gpu.name)
             values[table.GPU_MEMORY_USED.name][labels] = gpu.used_bytes

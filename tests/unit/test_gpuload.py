@@ -16,6 +16,7 @@ from gateway.core.gpu import GpuLoad
 from gateway.launch.gpuload import Gpu, GpuWatch, Pins, loads, pins, read
 from gateway.observe.metrics import Metrics
 from gateway.observe.readings import Readings
+from gateway.pools.table import PoolTable
 
 GIB = 1 << 30
 
@@ -226,7 +227,9 @@ def test_a_look_is_logged_and_shown_and_asks_off_the_event_loop(caplog):
         None,
         0.11,
     )
-    metrics = Metrics(Readings(gpus=lambda: watch.seen), SystemClock())
+    table = PoolTable(SystemClock())
+    table.apply(Config.model_validate({"pools": {"m": {"backends": ["http://h:1"]}}}).pools)
+    metrics = Metrics(Readings(backends=lambda: table, gpus=lambda: watch.seen), SystemClock())
     text = b"".join(metrics.pieces()[0]).decode()
     told = {
         sample.name: (sample.labels, sample.value)

@@ -13,6 +13,7 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core.endings import Ending
+from gateway.core.gpu import GpuLoad
 from gateway.core.prefix import KvEvents, Prefix
 from gateway.core.traffic import Queued
 from gateway.core.types import (
@@ -346,6 +347,13 @@ def test_a_backend_that_left_takes_its_series_along():
     assert ("gateway_inflight_requests", "m", "b1") in samples(of)
     backends.clear()
     assert not any("b1" in key for key in samples(of))
+
+
+def test_gpus_are_told_of_backends_that_are_there_by_the_name_of_their_pool():
+    gpus = {each: [GpuLoad(0, 5, 10, 0.5, None)] for each in ("Qwen/Qwen3-8B/b1", "m/gone")}
+    seen = samples(metrics(Reading(pool="Qwen/Qwen3-8B"), gpus=lambda: gpus))
+    told = [key for key in seen if key[0] == "gateway_gpu_memory_used_bytes"]
+    assert told == [("gateway_gpu_memory_used_bytes", "Qwen/Qwen3-8B", "b1", "0")]
 
 
 def test_a_replaced_backend_adds_its_last_requests_and_nothing_else():
