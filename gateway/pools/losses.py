@@ -6,6 +6,7 @@ they are found by request and by backend, and what a look costs does not grow wi
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ class End:
     began_at: float
     present: set[bytes] = field(default_factory=set)  # digests
     in_order: bool = False  # it ended a reply itself, so it was stopped, and did not crash
+    proven_at: float = math.inf  # when it was known that it died
 
 
 @dataclass(slots=True, eq=False)

@@ -98,6 +98,9 @@ class Quarantine:
     def lost(self, backend: Backend, of: Fingerprint, sent_at: float, said_tokens: int = 0) -> None:
         """Note that an attempt was lost which was sent then; what became of its backend will show."""
         now = self._clock.now()
+        last = self._ends.get(backend.id)
+        if last and sent_at >= last.proven_at and not backend.health.probe_failure:
+            del self._ends[backend.id]  # it was started again within seconds
         end = self._end(backend.id, now)
         end.present.add(of.digest)
         loss = Loss(of, backend.pool, end, now, sent_at, said_tokens)
@@ -169,6 +172,7 @@ class Quarantine:
         self._losses.decided(backend_id, [loss for loss, _ in decided])
         dead_of = [loss for loss, dead in decided if dead]
         for loss in dead_of:
+            loss.end.proven_at = min(loss.end.proven_at, now)
             self._present(loss)
         for loss, _ in decided:
             self._unwatch(loss.of)

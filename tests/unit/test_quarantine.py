@@ -75,6 +75,23 @@ def test_one_backend_that_dies_twice_of_it_is_enough():
     assert house.is_out()
 
 
+def test_a_backend_that_dies_of_it_starts_at_once_and_dies_again_died_twice():
+    house = House()
+    house.dies("b1", POISON)
+    house.pool.passes("b1")
+    house.dies("b1", POISON)
+    assert house.is_out()
+
+
+def test_what_was_sent_before_a_death_and_is_lost_after_the_next_start_was_at_that_death():
+    house = House()
+    sent_at = house.pool.clock.at
+    house.dies("b1", POISON)
+    house.pool.passes("b1")
+    house.dies("b1", POISON, sent_at=sent_at)
+    assert not house.is_out()
+
+
 def test_a_backend_that_lives_is_no_evidence():
     house = House()
     for name in ("b1", "b2", "b3", "b4"):
