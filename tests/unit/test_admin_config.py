@@ -1,10 +1,12 @@
 """The configuration over the admin API: in force, checked, compared, reloaded, and its history."""
 
+import asyncio
 import json
 import os
 
 import pytest
 
+from gateway.admin.condition import look_at_settings_file
 from gateway.admin.settings import TEXT_BYTES
 from tests.admindesk import Desk
 
@@ -74,6 +76,7 @@ def test_a_file_is_changed_when_its_text_is_and_not_when_it_is_merely_written(de
     for text, ahead_s, changed in ((PLAIN, 60, False), (PLAIN + "# why\n", -60, True)):
         desk.file.write_text(text)
         os.utime(desk.file, (at + ahead_s, at + ahead_s))
+        asyncio.run(look_at_settings_file(desk.objects))
         found = [each["subject"] for each in read(desk, "overview").json()["problems"]]
         assert ("reload" in found) == changed
     put(desk, "config:reload")

@@ -30,8 +30,10 @@ def test_a_disk_that_runs_low_is_told_once_with_path_and_bytes(tmp_path, caplog)
 
 
 def test_the_disk_of_a_folder_that_is_yet_to_be_made_is_that_of_its_parent(tmp_path):
-    assert free_bytes(tmp_path / "a" / "b") == free_bytes(tmp_path)
-    assert free_bytes(tmp_path) > 0
+    here = free_bytes(tmp_path)
+    assert here > 0
+    # Others write to the same disk meanwhile.
+    assert free_bytes(tmp_path / "a" / "b") == pytest.approx(here, rel=0.1)
 
 
 def test_a_folder_is_tried_and_nothing_is_left_there(tmp_path):
