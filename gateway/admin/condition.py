@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
 from gateway.admin.desk import Desk
 from gateway.config.load import text_hash
-from gateway.core.aio import periodic
+from gateway.core.aio import apart, periodic
 from gateway.core.errors import ModelNotFound
 from gateway.core.events import EventKind
 from gateway.core.types import Outcome
@@ -69,7 +70,7 @@ async def look_at_settings_file(desk: Desk) -> None:
     """Note whether the settings file was changed. A thread reads it: a file server that hangs holds up nobody."""
     assert desk.file is not None
     loaded = desk.loaded()
-    changed = await asyncio.to_thread(_changed_wall, desk.file, loaded.text_hash)
+    changed = await apart(partial(_changed_wall, desk.file, loaded.text_hash))
     desk.file_changed = loaded, changed
 
 

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import random
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -109,3 +110,24 @@ async def beside(work: Callable[[], Result]) -> Result:
     Cancel: work that has begun runs to its end, and is dropped.
     """
     return await asyncio.get_running_loop().run_in_executor(_BESIDE, work)
+
+
+async def apart(work: Callable[[], Result]) -> Result:
+    """Run work that may never end, as a read from a file server that hangs; it must raise nothing.
+
+    Its thread does not hold up the end of the process. Cancel: at once; the work goes on, and is dropped.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Result] = loop.create_future()
+
+    def end(result: Result) -> None:
+        if not done.done():
+            done.set_result(result)
+
+    def run() -> None:
+        result = work()
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(end, result)
+
+    threading.Thread(target=run, name="apart", daemon=True).start()
+    return await done
