@@ -353,8 +353,12 @@ async def test_a_reload_that_is_asked_for_during_an_upgrade_is_done_by_the_new_p
         os.kill(world.started.pid, signal.SIGUSR2)
         await world.until(lambda: world.lines("upgrading"))
         while not world.lines("upgraded"):
+            assert not world.lines("supervision_upgrade_failed")
             last += 1
-            world.path.write_text(f"{before}\nlimits: {{connections: {last}}}\n")
+            # The new process may read the file at any moment: it must never be half written.
+            whole = world.path.with_suffix(".next")
+            whole.write_text(f"{before}\nlimits: {{connections: {last}}}\n")
+            whole.replace(world.path)
             os.kill(world.started.pid, signal.SIGHUP)
             await asyncio.sleep(0.05)
         world.pids.append(int(str(world.lines("upgraded")[0]["message"]).split()[1]))
