@@ -14,7 +14,7 @@ A character that is not whole shows nothing either, and begins a text that is no
 
 from __future__ import annotations
 
-from gateway.resume.trail import shown_by_chat
+from gateway.resume.shown import shown_by_chat
 
 
 class Expected:

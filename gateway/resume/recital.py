@@ -20,7 +20,8 @@ from gateway.resume.messageteller import MessageTeller
 from gateway.resume.pieces import ends_of, fits
 from gateway.resume.responseteller import ResponseTeller
 from gateway.resume.retelling import EVENT, Strange, Teller
-from gateway.resume.trail import Reached, shown_by_chat
+from gateway.resume.shown import shown_by_chat
+from gateway.resume.trail import Reached
 from gateway.wire.chunks import Shape, inside
 from gateway.wire.objects import decode_or_none
 
@@ -113,6 +114,13 @@ class Recital:
             return None
         self.keep(inside(chunk))
         return chunk
+
+    def tell_several(self, data: bytes) -> list[bytes]:
+        """Do as `tell` with each of several chunks in one read; nothing: one of them is to be parsed."""
+        chunks = [] if self._given is not None else self._shape.split(data)
+        for each in chunks:
+            self.keep(inside(each))
+        return chunks
 
     def keep(self, frame: bytes) -> None:
         """Keep a whole frame of the first backend."""

@@ -21,6 +21,7 @@ from gateway.resume.reasoning import Expected
 from gateway.resume.recital import Recital
 from gateway.resume.rest import kept, limit_of, rest_of, takes_text
 from gateway.resume.rules import held_back_chars, is_parsed, joins, may_go_on
+from gateway.resume.shown import without
 from gateway.resume.sight import CHOICES
 from gateway.resume.trail import Reached, Trail
 from gateway.resume.transcript import Transcript
@@ -128,9 +129,16 @@ class TrailedStream(StreamWatch):
         self._partial = short
         return b""
 
-    def by_sight(self, chunk: bytes) -> bytes | None:
-        """Return a read that is just one more token as the client gets it; None: it is to be fed."""
-        return self.trail.tell(chunk) if self._in_step else None
+    def by_sight(self, data: bytes) -> bytes | None:
+        """Return a read that is just more tokens as the client gets it, and count them; None: it is to be fed."""
+        if not self._in_step:
+            return None
+        if (told := self.trail.tell(data)) is not None:
+            self.events += 1
+            return told
+        several = self.trail.tell_several(data)
+        self.events += len(several)
+        return b"".join(several) or None
 
     def close(self) -> bytes:
         """Take note that the backend ended its stream in order; return the rest and the ending."""
@@ -318,7 +326,11 @@ class TrailedStream(StreamWatch):
             self.trail.strayed = True
             return b""
         if self._again:
-            frame = self._without_again(frame)
+            told = without(frame, self.trail.shows(frame), self._again)
+            if told is None:
+                self.trail.strayed = True
+                return b""
+            frame, self._again = told
         if _USAGE not in frame:
             return frame
         chunk = decode_or_none(_CHUNK, frame[6:])
@@ -327,24 +339,4 @@ class TrailedStream(StreamWatch):
         add_up(chunk["usage"], len(reached.reply))
         if self.trail.reasoned:  # it counts the reasoning of its own part, if at all
             chunk["usage"].pop("completion_tokens_details", None)
-        return b"data: %b\n\n" % msgspec.json.encode(chunk)
-
-    def _without_again(self, frame: bytes) -> bytes:
-        """Return a frame without what was shown before; nothing, where that is all of it."""
-        shown, chunk = self.trail.shows(frame), decode_or_none(_CHUNK, frame[6:])
-        if shown is None or chunk is None:
-            self.trail.strayed = True
-            return b""
-        for choice in chunk.get("choices") or ():
-            said = choice.get("delta") or choice
-            if not (shown.text.startswith(self._again) or self._again.startswith(shown.text)):
-                self.trail.strayed = True
-                return b""
-            left, self._again = shown.text[len(self._again) :], self._again[len(shown.text) :]
-            if not left and choice.get("finish_reason") is None:
-                return b""
-            if self._again:  # it ends before it has said all that the client was shown
-                self.trail.strayed = True
-                return b""
-            said[shown.kind or "content"] = left
         return b"data: %b\n\n" % msgspec.json.encode(chunk)

@@ -16,62 +16,24 @@ with 0.32; at 689 cuts after a token that showed text, all went on exactly.)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from gateway.core.types import Dialect
 from gateway.resume.seam import Seam
+from gateway.resume.shown import REASONING, shown_by_chat, shown_by_completion
 from gateway.resume.sight import CHOICES, Sight
-from gateway.wire.chunks import Shape, is_inside
+from gateway.wire.chunks import LINES, MAX_CHUNK, SIZE_LINES, Shape
 from gateway.wire.objects import decode_or_none
-from gateway.wire.sse import GOOD_REASONS
 
 # So many frames without text in a row are no character that is not whole yet, and no parser's doubt.
 _MOST_UNSHOWN: Final = 16
-_REASONING: Final = ("reasoning", "reasoning_content")
-_KINDS: Final = (*_REASONING, "content")
 _IDS: Final = b'"token_ids":['
 _PROMPT_IDS: Final = b'"prompt_token_ids":['
 _TOKENS: Final = msgspec.json.Decoder(list[int])
 _STRING: Final = msgspec.json.Decoder(str)
 _COMMA: Final = ord(",")
-_QUOTE: Final = ord('"')
-_WRITES_IDS: Final = b"0123456789,"
-
-
-class _Delta(msgspec.Struct):
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[Any] | None = None
-
-
-class _Choice(msgspec.Struct):
-    delta: _Delta | None = None
-    text: str | None = None
-    finish_reason: str | None = None
-
-    @property
-    def is_told(self) -> bool:
-        """Whether the client gets it: what an aborted request says last, it does not."""
-        return self.finish_reason is None or self.finish_reason in GOOD_REASONS
-
-
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] | None = None
-
-
-_CHUNK: Final = msgspec.json.Decoder(_Chunk)
-
-
-class Shown(NamedTuple):
-    """What one frame shows."""
-
-    kind: str  # the name of its field
-    text: str
-    reasoning: bool = False
-    mixed: bool = False  # the end of the reasoning, and what follows it
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,42 +86,45 @@ class Trail(Sight):
         self._unread: list[tuple[bytes, int, bool]] = []
 
     def tell(self, chunk: bytes) -> bytes | None:
-        """Keep the ids of a chunk like the last one; return it without them, None for one that is to be parsed.
+        """Keep the id of a chunk that is one more token, and return it without; None: see `tell_several`.
 
         Each token pays for this, so it uses what is fast in CPython, as `wire.chunks` does.
         """
         size = len(chunk)
-        beginning, told_bytes = self._sizes.get(size) or self._expect(size)
-        before, _, ids = chunk.rpartition(b"[")
-        text = before.removeprefix(beginning).removesuffix(self._middle)
-        ids = ids.removesuffix(self._end)
-        text_bytes = len(text)
-        if text_bytes + len(ids) != told_bytes or (_QUOTE in text and not is_inside(text)):
-            return self._without_ids(chunk)
-        if self._unread and not self._read():
+        line = SIZE_LINES[size] if size < MAX_CHUNK else b""
+        beginning = line + self._head
+        text, _, rest = chunk.removeprefix(beginning).partition(b'"')
+        told = rest.removeprefix(self._middle).removesuffix(self._end)
+        same_bytes = len(beginning) + self._around_bytes
+        fits = line and text and told.isdigit() and same_bytes + len(text) + len(told) == size
+        if not fits or (self._unread and not self._read()) or not self._shows_whole:
             return None
-        if self._shows_whole and text and ids.isdigit():
-            kept = self._ids
-            kept += ids
-            kept += b","
-            self._seam.ids_bytes = len(kept)
-        elif not self._keep(text, ids):
-            return None
-        shown = self._shown_by.get(text_bytes) or self._begin(text_bytes)
-        return shown + text + self._after
+        ids = self._ids
+        ids += told
+        ids += b","
+        self._seam.ids_bytes = len(ids)
+        line = LINES[self._shown_bytes + len(text)]
+        return b"".join((line, self._shown, text, self._after))
 
-    def _without_ids(self, chunk: bytes) -> bytes | None:
-        """Return a chunk like the last one of an engine that tells no ids: there is nothing to keep."""
-        return chunk if self._prompt is None and self._shape.fits(chunk) else None
+    def tell_several(self, data: bytes) -> list[bytes]:
+        """Do so with any chunks like the last one; nothing: one of them is to be parsed."""
+        if self._prompt is None:  # of an engine that tells no ids there is nothing to keep
+            return self._shape.split(data)
+        parts = self._apart(data)
+        if not parts or (self._unread and not self._read()):
+            return []
+        for text, ids in parts:
+            self._keep(text, ids)
+        shown, after, shown_bytes = self._shown, self._after, self._shown_bytes
+        return [b"".join((LINES[shown_bytes + len(text)], shown, text, after)) for text, _ in parts]
 
-    def _keep(self, text: bytes, ids: bytes) -> bool:
-        """Keep ids behind whose text another backend may not be able to go on; whether they are ids."""
-        if not ids or ids.strip(_WRITES_IDS):
-            return False
+    def _keep(self, text: bytes, ids: bytes) -> None:
+        """Keep ids, and behind which of them another backend can go on."""
         self._ids += ids + b","
-        if text:
+        if self._shows_whole and text and _COMMA not in ids:
+            self._seam.ids_bytes = len(self._ids)
+        elif text:
             self._show(b'"%b"' % text, single=_COMMA not in ids)
-        return True
 
     def _show(self, written: bytes, *, single: bool) -> None:
         """Note text as it was written, of tokens behind which another backend may not be able to go on."""
@@ -172,7 +137,7 @@ class Trail(Sight):
 
     def _doubts(self, kind: str) -> bool:
         """Whether a parser of tool calls may hold back what follows text of this kind."""
-        return self.parsed and kind not in _REASONING
+        return self.parsed and kind not in REASONING
 
     def strip(self, frame: bytes) -> bytes:
         """Keep the ids of a whole frame; return it as it is without them."""
@@ -318,30 +283,3 @@ class Trail(Sight):
 
 def _numbers(written: bytes) -> list[int] | None:
     return decode_or_none(_TOKENS, b"[%b]" % written)  # type: ignore[no-any-return]
-
-
-_NOTHING: Final = Shown("", "")
-
-
-def shown_by_chat(frame: bytes) -> Shown | None:
-    """Return what a chunk shows; None: it cannot be gone on with, or is garbled."""
-    chunk = decode_or_none(_CHUNK, frame[6:])
-    if chunk is None:
-        return None
-    for choice in chunk.choices or ():
-        delta = choice.delta if choice.delta and choice.is_told else _Delta()
-        if delta.tool_calls:
-            return None
-        found = [name for name in _KINDS if getattr(delta, name)]
-        if found:
-            text = "".join(getattr(delta, name) for name in found)
-            return Shown(found[-1], text, reasoning=found[0] != "content", mixed=len(found) > 1)
-    return _NOTHING
-
-
-def shown_by_completion(frame: bytes) -> Shown | None:
-    """Return what a chunk shows; None: it is garbled."""
-    chunk = decode_or_none(_CHUNK, frame[6:])
-    if chunk is None:
-        return None
-    return Shown("text", "".join(each.text or "" for each in chunk.choices or () if each.is_told))

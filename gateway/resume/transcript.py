@@ -13,7 +13,8 @@ from typing import Any, Final
 import msgspec
 
 from gateway.core.types import Dialect
-from gateway.resume.trail import Reached, Shown, shown_by_chat, shown_by_completion
+from gateway.resume.shown import Shown, shown_by_chat, shown_by_completion
+from gateway.resume.trail import Reached
 from gateway.wire.chunks import Shape, inside
 from gateway.wire.objects import decode_or_none
 
@@ -63,6 +64,13 @@ class Transcript:
             return None
         self.keep(inside(chunk))
         return chunk
+
+    def tell_several(self, data: bytes) -> list[bytes]:
+        """Do as `tell` with each of several chunks in one read; nothing: one of them is to be parsed."""
+        chunks = [] if self._retells else self._shape.split(data)
+        for each in chunks:
+            self.keep(inside(each))
+        return chunks
 
     def keep(self, frame: bytes) -> None:
         """Keep a whole frame."""

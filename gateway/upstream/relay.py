@@ -66,7 +66,7 @@ class Relay:
 
     __slots__ = (
         "_beaten_at", "_blocked_since", "_by_sight", "_client", "_connection", "_done", "_error", "_events", "_loop",
-        "_on_first_token", "_refuses", "_reply", "_shape", "leaves", "silence", "watch",
+        "_on_first_token", "_refuses", "_reply", "leaves", "silence", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -85,7 +85,7 @@ class Relay:
         self._on_first_token = on_first_token
         self._refuses = refuses
         self.watch = watch
-        self._shape, self._by_sight = watch.shape, watch.by_sight
+        self._by_sight = watch.by_sight
         self._reply = reply
         self._connection = reply.connection  # as long as it is ours
         self._client = client
@@ -135,18 +135,10 @@ class Relay:
         chunk; False: it is to be parsed.
         """
         client = self._client
-        if self._by_sight is None:
-            events = 1 if self._shape.fits(chunk) else self._shape.count(chunk)
-        else:
-            told = self._by_sight(chunk) if client.takes_chunks else None
-            if told is None:
-                return False
-            chunk, events = told, 1
-        if events and client.takes_chunks:
-            self.watch.events += events
-            client.bytes_out += len(chunk)
+        if client.takes_chunks and (told := self._by_sight(chunk)) is not None:
+            client.bytes_out += len(told)
             write = client.write_chunk  # a method that is looked up as one would cost twice as much
-            write(chunk)
+            write(told)
             return True
         frame = inside(chunk)
         if not frame:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Final, Protocol
 
 from gateway.core.types import Dialect, Usage
-from gateway.wire.chunks import Shape
 from gateway.wire.replies import Fault
 from gateway.wire.sse import json_aborted, json_usage
 
@@ -29,11 +27,6 @@ class Watch(Protocol):
     failed: str | None
     fault: Fault | None
     events: int
-    shape: Shape  # what fits it may be passed on unseen, and counted as one event
-
-    @property
-    def by_sight(self) -> Callable[[bytes], bytes | None] | None:
-        """What returns a chunk that is one event as it is passed on, None for one that is to be fed."""
 
     @property
     def answering(self) -> bool:
@@ -50,6 +43,11 @@ class Watch(Protocol):
     @property
     def usage(self) -> Usage | None:
         """Tokens, once the backend told them."""
+
+    def by_sight(self, data: bytes) -> bytes | None:
+        """Return a read, framing included, that is just more events as it is passed on, and count them;
+        None: it is to be fed.
+        """
 
     def feed(self, data: bytes) -> bytes:
         """Take what came; return what may be sent on."""
@@ -76,7 +74,6 @@ class PlainWatch:
     between_frames: Final = False  # there are none
     answering: Final = False  # what comes of one is an event
     cut: Fault | None = None
-    by_sight: Callable[[bytes], bytes | None] | None = None
 
     def __init__(self, dialect: Dialect, *, most_bytes: int) -> None:
         self._dialect = dialect
@@ -88,13 +85,16 @@ class PlainWatch:
         self.failed: str | None = None
         self.fault: Fault | None = None
         self.events = 0
-        self.shape = Shape()
         self._head = self._tail = b""
 
     @property
     def usage(self) -> Usage | None:
         """What the end of the body says, else its beginning: vLLM ranks documents behind what that took."""
         return json_usage(self._tail) or json_usage(self._head)
+
+    def by_sight(self, data: bytes) -> bytes | None:
+        """Nothing is known by sight."""
+        return None
 
     def feed(self, data: bytes) -> bytes:
         """Pass on everything; nothing more once it is too much, so that the relay ends it."""

@@ -16,7 +16,6 @@ both at once) and gets its fingerprint.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Final
 
 from msgspec import Raw
@@ -78,24 +77,12 @@ class StreamWatch:
     """
 
     cut: Fault | None = None  # where another backend may go on: see `resume.stream`
-    by_sight: Callable[[bytes], bytes | None] | None = None  # likewise
 
     __slots__ = (
-        *("began", "complete", "ended", "fault", "events", "failed", "shape", "usage"),
-        *("_aborted", "_choices", "_dialect", "_finished", "_hide_usage", "_openai"),
-        *(
-            "_carry",
-            "_held",
-            "_learns",
-            "_lines",
-            "_long",
-            "_mark",
-            "_recent",
-            "_request_id",
-            "_sequence",
-            "_single",
-        ),
-    )
+        "began", "complete", "ended", "events", "failed", "fault", "shape", "usage",
+        "_aborted", "_carry", "_choices", "_dialect", "_finished", "_held", "_hide_usage", "_learns", "_lines",
+        "_long", "_mark", "_openai", "_recent", "_request_id", "_sequence", "_single",
+    )  # fmt: skip
 
     def __init__(
         self, dialect: Dialect, *, choices: int, hide_usage: bool, request_id: str
@@ -137,6 +124,13 @@ class StreamWatch:
     def between_frames(self) -> bool:
         """Whether what was passed on ends with a whole frame, so that a comment may follow."""
         return self._long is None and not self.ended
+
+    def by_sight(self, data: bytes) -> bytes | None:
+        """Return a read that is just more tokens as the client gets it, and count them; None: it is to be fed."""
+        shape = self.shape
+        events = 1 if shape.fits(data) else len(shape.split(data))
+        self.events += events
+        return data if events else None
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes as they came; return what may be sent on now."""

@@ -20,6 +20,7 @@ from gateway.upstream.silence import ENDLESS, Silence
 from gateway.wire.calls import ENDPOINTS, parse_at_once
 from gateway.wire.sse import StreamWatch
 
+LOOP = asyncio.new_event_loop()
 CHUNKS, ROUNDS = 2000, 200
 SPEC = ENDPOINTS[b"/v1/chat/completions"]
 WORDS = (" the", " a", " quick", "er", " brown", " something", ".", " of")
@@ -41,7 +42,7 @@ class Backend:
     """The connection of a relay that is not asked for anything."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+        self.loop = LOOP
         self.silence = Silence(ENDLESS, 0.0)
 
 

@@ -122,6 +122,35 @@ def watch_of(path, limit=100, *, veil=False, **more):
 TEXTS = st.text(min_size=1, max_size=5).filter(lambda text: "\ufffd" not in text)
 
 
+@given(st.lists(TEXTS, min_size=2, max_size=12), st.data())
+def test_several_pieces_in_one_read_are_kept_as_one_by_one(pieces, data):
+    opening, frames, closing, _ = written(MESSAGES, pieces)
+    one_by_one, several = watch_of(MESSAGES), watch_of(MESSAGES)
+    begun = b"".join(frames[:1])
+    assert one_by_one.feed(opening + begun) == several.feed(opening + begun)
+    left = frames[1:]
+    while left:
+        count = data.draw(st.integers(1, len(left)))
+        now, left = left[:count], left[count:]
+        chunks = b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in now)
+        if several.by_sight(chunks) is None:
+            assert several.feed(b"".join(now)) == b"".join(now)
+        for each in now:
+            one_by_one.feed(each)
+    assert several.pieces == one_by_one.pieces == pieces
+    assert several.events == one_by_one.events
+
+
+def test_several_pieces_in_one_read_need_not_be_parsed():
+    opening, frames, *_ = written(MESSAGES, ["a", "b", "c", "d"])
+    watch = watch_of(MESSAGES)
+    watch.feed(opening + frames[0])
+    watch.feed(frames[1])
+    now = b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in frames[2:])
+    assert watch.by_sight(now) == now
+    assert watch.events == 4
+
+
 @given(st.lists(TEXTS, min_size=2, max_size=12), st.data(), st.sampled_from([*ASKED]))
 def test_a_stream_that_another_goes_on_with_is_as_if_nothing_had_happened(pieces, data, path):
     opening, frames, closing, prompt = written(path, pieces)

@@ -114,6 +114,61 @@ def test_a_token_told_by_sight_is_what_a_frame_by_frame_reading_gives(pieces, as
     assert (seen.unsure, seen.trail.tail) == (read.unsure, read.trail.tail)
 
 
+@given(PIECES, WAYS, st.data())
+@example([("a", [1]), ("b", [2])], {}, None)
+def test_several_tokens_in_one_read_are_what_they_are_one_by_one(pieces, asked, data):
+    seen, read = begun(asked=call(**asked)), begun(asked=call(**asked))
+    while pieces:
+        several = data.draw(st.integers(1, len(pieces))) if data else len(pieces)
+        now, pieces = [frame(*each) for each in pieces[:several]], pieces[several:]
+        told = seen.by_sight(b"".join(map(chunk, now)))
+        stripped = [read.feed(each) for each in now]
+        if told is None:
+            assert seen.feed(b"".join(now)) == b"".join(stripped)
+        else:
+            assert told == b"".join(map(chunk, stripped))
+    assert seen.events == read.events
+    assert seen.trail.reached() == read.trail.reached()
+    assert (seen.unsure, seen.trail.tail) == (read.unsure, read.trail.tail)
+
+
+@pytest.mark.parametrize("asked", [{}, {"stop": ["##"]}, {"tools": TOOLS}])
+def test_several_tokens_in_one_read_need_not_be_parsed(asked):
+    watch = begun(frame("a", [4]), frame("b", [5]), asked=call(**asked))
+    now = [frame("c", [6]), frame('say "d"', [7]), frame("e f", [8, 9])]
+    assert watch.by_sight(b"".join(map(chunk, now))) == b"".join(
+        chunk(each.replace(ids, b"null"))
+        for each, ids in zip(now, [b"[6]", b"[7]", b"[8,9]"], strict=True)
+    )
+    assert watch.events == 6
+
+
+@pytest.mark.parametrize("last", [
+    frame("", [7], finish="length"),
+    frame("c", False),
+    frame("c", []),
+    frame(None, [7], tool_calls=[{"index": 0}]),
+    b"data: [DONE]\n\n",
+])  # fmt: skip
+def test_of_several_of_which_one_is_no_token_none_is_kept_by_sight(last):
+    watch = begun(frame("a", [4]), frame("b", [5]))
+    before = watch.trail.reached(), watch.events
+    assert watch.by_sight(chunk(frame("c", [6])) + chunk(last)) is None
+    assert (watch.trail.reached(), watch.events) == before
+
+
+def test_frames_whose_client_gets_a_much_longer_head_are_not_told_by_sight():
+    name = b"n" * 400
+    watch = stream()
+    watch.feed((role([1, 2, 3]) + frame("a", [4])).replace(b"a-1", name))
+    watch.broken(FAULT)
+    watch.rest()
+    watch.feed(role([1, 2, 3, 4]))
+    assert name in watch.feed(frame("b", [5]))
+    assert watch.by_sight(chunk(frame("c", [6]))) is None
+    assert name in watch.feed(frame("c", [6]))
+
+
 @pytest.mark.parametrize("asked", [{}, {"stop": ["##"]}, {"tools": TOOLS}])
 def test_frames_like_the_last_one_are_told_by_sight_however_many_tokens_they_have(asked):
     watch = begun(frame("a", [4]), frame("b", [5]), asked=call(**asked))
@@ -508,6 +563,16 @@ def test_what_has_said_all_that_it_may_say_does_not_leave(by_text):
     assert watch.may_leave
     watch.feed(frame("b", [8]))
     assert not watch.may_leave
+
+
+def test_of_one_that_goes_on_by_its_text_several_tokens_in_one_read_are_kept():
+    watch = TrailedStream(call(), Demand(3, exact=True), request_id="r", by_text=True)
+    for each in (role([1, 2, 3]), frame("a", False), frame("b", False)):
+        watch.feed(each)
+    now = chunk(frame("c", False)) + chunk(frame("d", False))
+    assert watch.by_sight(now) == now
+    assert watch.by_sight(now + chunk(frame("", False, finish="stop"))) is None
+    assert watch.trail.reached() == Reached([], [], text="abcd", text_tokens=4)
 
 
 def test_a_client_that_wants_the_ids_itself_gets_them():
