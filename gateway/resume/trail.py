@@ -24,13 +24,14 @@ from gateway.core.types import Dialect
 from gateway.resume.seam import Seam
 from gateway.resume.shown import REASONING, shown_by_chat, shown_by_completion
 from gateway.resume.sight import CHOICES, Sight
-from gateway.wire.chunks import LINES, MAX_CHUNK, SIZE_LINES, Shape
+from gateway.wire.chunks import LINES, MAX_CHUNK, SIZE_LINES, Shape, inside
 from gateway.wire.objects import decode_or_none
 
 # So many frames without text in a row are no character that is not whole yet, and no parser's doubt.
 _MOST_UNSHOWN: Final = 16
 _IDS: Final = b'"token_ids":['
 _PROMPT_IDS: Final = b'"prompt_token_ids":['
+_NOTHING: Final = b'"delta":{"role":"assistant","content":""}'  # how vLLM begins: it shows nothing
 _TOKENS: Final = msgspec.json.Decoder(list[int])
 _STRING: Final = msgspec.json.Decoder(str)
 _COMMA: Final = ord(",")
@@ -147,11 +148,11 @@ class Trail(Sight):
             return frame
         before, mark, rest = frame.rpartition(_IDS)
         if not mark:
-            if (
-                self._prompt is not None and CHOICES in frame
-            ):  # its text has no ids: it is said again
-                self._unread.append((frame, len(self._ids), False))
+            if self._prompt is not None and CHOICES in frame and _NOTHING not in frame:
+                self._unread.append((frame, len(self._ids), False))  # its text is said again
             return frame
+        if (told := self._tell_frame(frame)) is not None:
+            return told
         ids, _, after = rest.partition(b"]")
         if ids:
             self._ids += b"%b," % ids
@@ -161,6 +162,16 @@ class Trail(Sight):
         if len(self._unread) > _MOST_UNSHOWN:
             self._read()
         return frame
+
+    def _tell_frame(self, frame: bytes) -> bytes | None:
+        """Do as `tell` with a frame that is like the last one, in a read with others; None: it is another."""
+        if not self._end or len(frame) >= MAX_CHUNK:
+            return None
+        chunk = b"%b%b\r\n" % (LINES[len(frame)], frame)
+        told = self.tell(chunk)
+        if told is None:
+            told = b"".join(self.tell_several(chunk))
+        return inside(told) or None
 
     def _take_prompt(self, frame: bytes) -> bytes:
         before, mark, rest = frame.partition(_PROMPT_IDS)
