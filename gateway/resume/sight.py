@@ -17,6 +17,7 @@ from gateway.wire.chunks import LONGER_BYTES, MAX_CHUNK, NEVER, SIZE_LINES, is_i
 CHOICES: Final = b',"choices":['
 _IDS: Final = b'"token_ids":['
 _WRITES_IDS: Final = b"0123456789,"
+_USAGE: Final = b'"usage":{'
 _TEXT: Final = (b'"content":"', b'"text":"', b'"reasoning":"', b'"reasoning_content":"')
 
 
@@ -50,18 +51,25 @@ class Sight:
         self._shown_bytes = 0  # of what the client's chunk holds, but the text
 
     def learn(self, frame: bytes) -> None:
-        """Take the shape of one whole frame with ids."""
+        """Take the shape of one whole frame with ids; know nothing if it cannot be told by sight.
+
+        The first frame of another head has to show text: what it is, is read in it, and of no later one.
+        """
         head, quote, rest = frame.rpartition(b'":"')
         text, closes, tail = rest.partition(b'"')
-        if text.endswith(b"\\"):  # that quote may be a part of the text
-            return
         middle, ids, end = tail.partition(_IDS)
         _, bracket, end = end.partition(b"]")
         head += quote
-        if not (closes and ids and bracket and head.endswith(_TEXT)):
-            return
         shown = self._first + head[head.find(CHOICES) :] if self._first else head
-        if len(shown) - len(head) > LONGER_BYTES:
+        if (
+            not (closes and ids and bracket and head.endswith(_TEXT))
+            or text.endswith(b"\\")  # that quote may be a part of the text
+            or not (text or head == self._head)
+            or _USAGE in frame  # which is to be read each time
+            or len(frame) >= MAX_CHUNK
+            or len(shown) - len(head) > LONGER_BYTES
+        ):
+            self.forget(self._first)
             return
         self._middle, self._end = _shared(middle + ids), _shared(b"]%b\r\n" % end)
         self._around_bytes = len(b'"') + len(self._middle) + len(self._end)

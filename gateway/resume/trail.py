@@ -24,7 +24,7 @@ from gateway.core.types import Dialect
 from gateway.resume.seam import Seam
 from gateway.resume.shown import REASONING, shown_by_chat, shown_by_completion
 from gateway.resume.sight import CHOICES, Sight
-from gateway.wire.chunks import LINES, MAX_CHUNK, SIZE_LINES, Shape, inside
+from gateway.wire.chunks import LINES, MAX_CHUNK, SIZE_LINES, Shape
 from gateway.wire.objects import decode_or_none
 
 # So many frames without text in a row are no character that is not whole yet, and no parser's doubt.
@@ -171,7 +171,7 @@ class Trail(Sight):
         told = self.tell(chunk)
         if told is None:
             told = b"".join(self.tell_several(chunk))
-        return inside(told) or None
+        return told.partition(b"\r\n")[2][:-2] or None  # it may be longer than what came
 
     def _take_prompt(self, frame: bytes) -> bytes:
         before, mark, rest = frame.partition(_PROMPT_IDS)

@@ -157,6 +157,63 @@ def test_of_several_of_which_one_is_no_token_none_is_kept_by_sight(last):
     assert (watch.trail.reached(), watch.events) == before
 
 
+def test_ids_of_a_frame_that_becomes_longer_than_it_came_are_kept_once():
+    """Of a chunk just below the largest, whose `[6]` becomes `null`."""
+    watch = begun(frame("a", [4]), frame("b", [5]))
+    text = "x" * (4088 - len(frame("", [6])))
+    now = frame(text, [6])
+    assert len(now) == 4088
+    assert watch.feed(now) == frame(text, None)
+    assert watch.trail.reached().reply == [4, 5, 6]
+
+
+@pytest.mark.parametrize("by_sight", [False, True])
+def test_what_an_empty_frame_begins_is_known_by_the_text_that_follows(by_sight):
+    """The first half of a character ends the reasoning: what it is, only the next frame tells."""
+    watch = begun(thought("a", [4]), thought("b", [5]), frame("", [6]))
+    for text, ids in (("\N{GRINNING FACE}", [7]), (" c", [8]), (" d", [9])):
+        one = frame(text, ids)
+        if not by_sight or watch.by_sight(chunk(one)) is None:
+            watch.feed(one)
+    assert watch.trail.reached() is not None
+    assert (watch.trail.kind, watch.trail.reasoned) == ("content", True)
+
+
+def test_reasoning_that_begins_with_an_empty_frame_is_reasoning():
+    watch = begun(thought("", [4]))
+    for text, ids in (("a", [5]), ("b", [6]), ("c", [7])):
+        watch.by_sight(chunk(thought(text, ids))) or watch.feed(thought(text, ids))
+    assert watch.trail.leads_on
+    assert watch.trail.reasoned
+
+
+def test_of_frames_that_tell_a_usage_each_is_read():
+    usage = b',"usage":{"prompt_tokens":3,"prompt_tokens_details":{"cached_tokens":2}}}\n\n'
+    frames = [frame(text, [7]).removesuffix(b"}\n\n") + usage for text in "abc"]
+    watch = TrailedStream(call(), Demand(3, exact=True), request_id="r", veil=True)
+    out = watch.feed(role([1, 2, 3]))
+    for each in frames:
+        told = watch.by_sight(chunk(each))
+        out += watch.feed(each) if told is None else told
+    assert b'"cached_tokens":2' not in out
+
+
+def test_nothing_passes_behind_an_error_that_another_backend_may_repair():
+    watch = begun(frame("a", [4]), frame("b", [5]))
+    error = b'data: {"error":{"message":"no","type":"InternalServerError","code":500}}\n\n'
+    assert watch.feed(error) == b""
+    assert watch.cut is not None
+    assert watch.by_sight(chunk(frame("c", [6]))) is None
+    assert watch.trail.reached().reply == [4, 5]
+
+
+def test_nothing_passes_a_last_frame_that_waits_for_the_usage():
+    watch = begun(frame("a", [4]), frame("b", [5]))
+    last = frame("", [6], finish="length")
+    assert watch.feed(last) == b""
+    assert watch.by_sight(chunk(frame("c", [7]))) is None
+
+
 def test_frames_whose_client_gets_a_much_longer_head_are_not_told_by_sight():
     name = b"n" * 400
     watch = stream()
