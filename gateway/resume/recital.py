@@ -116,7 +116,7 @@ class Recital:
         return chunk
 
     def tell_several(self, data: bytes) -> list[bytes]:
-        """Do as `tell` with each of several chunks in one read; nothing: one of them is to be parsed."""
+        """Keep what several chunks in one read tell, and return them; nothing: `data` must be parsed."""
         chunks = [] if self._given is not None else self._shape.split(data)
         for each in chunks:
             self.keep(inside(each))

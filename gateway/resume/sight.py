@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from gateway.wire.chunks import LONGER_BYTES, MAX_CHUNK, NEVER, SIZE_LINES, is_inside
+from gateway.wire.chunks import LONGER_BYTES, MAX_CHUNK, SIZE_LINES, is_inside
 
 CHOICES: Final = b',"choices":['
 _IDS: Final = b'"token_ids":['
@@ -24,20 +24,13 @@ _TEXT: Final = (b'"content":"', b'"text":"', b'"reasoning":"', b'"reasoning_cont
 class Sight:
     """What the frames of one stream have in common. Knows nothing until it has learnt one.
 
-    Little of it is a stream's own: of a thousand streams nothing is in the processor's cache any more when
-    the next token comes, and what has to be fetched costs more than what is computed.
+    It keeps little. With a thousand streams, the processor's cache holds nothing of a stream any more when
+    its next token comes. Then it takes longer to fetch a value than to compute it.
     """
 
     __slots__ = (
-        "_after",
-        "_around_bytes",
-        "_end",
-        "_first",
-        "_head",
-        "_middle",
-        "_shown",
-        "_shown_bytes",
-    )
+        "_after", "_around_bytes", "_end", "_first", "_head", "_middle", "_shown", "_shown_bytes",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.forget(b"")
@@ -45,15 +38,15 @@ class Sight:
     def forget(self, first: bytes) -> None:
         """Know nothing; `first` is how the frames are to begin, up to their choices, if not as they do."""
         self._first = first
-        self._shown = self._head = self._end = self._after = b""
-        self._middle = NEVER
-        self._around_bytes = MAX_CHUNK  # of what is neither head nor text nor ids
-        self._shown_bytes = 0  # of what the client's chunk holds, but the text
+        self._shown = self._head = self._middle = self._end = self._after = b""
+        self._around_bytes = MAX_CHUNK  # all but head, text and ids: so many that nothing fits
+        self._shown_bytes = 0  # all that the client's chunk holds but the text
 
     def learn(self, frame: bytes) -> None:
         """Take the shape of one whole frame with ids; know nothing if it cannot be told by sight.
 
-        The first frame of another head has to show text: what it is, is read in it, and of no later one.
+        The first frame with a new head must show text. Only that one is parsed, which tells whether its text is
+        reasoning or the answer.
         """
         head, quote, rest = frame.rpartition(b'":"')
         text, closes, tail = rest.partition(b'"')
@@ -65,7 +58,7 @@ class Sight:
             not (closes and ids and bracket and head.endswith(_TEXT))
             or text.endswith(b"\\")  # that quote may be a part of the text
             or not (text or head == self._head)
-            or _USAGE in frame  # which is to be read each time
+            or _USAGE in frame  # each of these must be parsed
             or len(frame) >= MAX_CHUNK
             or len(shown) - len(head) > LONGER_BYTES
         ):
@@ -79,7 +72,7 @@ class Sight:
         self._shown_bytes = len(self._shown) + len(self._after) - len(b"\r\n")
 
     def _apart(self, data: bytes) -> list[tuple[bytes, bytes]]:
-        """Return the texts and ids of the chunks that `data` is when all are like the last one; else nothing.
+        """Return the text and the ids of each chunk in `data`; nothing, unless all have the learnt shape.
 
         An engine that is faster than we read leaves several in one read.
         """
@@ -103,5 +96,5 @@ class Sight:
 
 @lru_cache(256)
 def _shared(part: bytes) -> bytes:
-    """Return this part of a frame as the one object that all streams have which it is a part of."""
+    """Return one object for all parts that are equal, so that streams share it."""
     return part

@@ -115,7 +115,7 @@ class TrailedStream(StreamWatch):
         if self._reached is not None and not self.trail.proven and CHOICES in data:
             return self._end(_BEGAN_ANEW)  # it does not tell what it was given: another one may
         out = super().feed(ours) if ours else b""
-        held = self._partial or self._carry or self._held or self._again or self._expects.kind
+        held = self._partial or self._carry or self._again or self._expects.kind
         self._in_step = not (held or self.ended or self.cut is not None)
         return out if self._veil is None else self._veil.feed(out)
 
@@ -129,7 +129,7 @@ class TrailedStream(StreamWatch):
         return b""
 
     def by_sight(self, data: bytes) -> bytes | None:
-        """Return a read that is just more tokens as the client gets it, and count them; None: it is to be fed."""
+        """Return what the client gets of a read that only holds more tokens, and count them; None: feed it."""
         if not self._in_step:
             return None
         if (told := self.trail.tell(data)) is not None:

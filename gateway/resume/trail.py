@@ -108,7 +108,10 @@ class Trail(Sight):
         return b"".join((line, self._shown, text, self._after))
 
     def tell_several(self, data: bytes) -> list[bytes]:
-        """Do so with any chunks like the last one; nothing: one of them is to be parsed."""
+        """Return chunks of the learnt shape without their ids, which are kept; nothing: `data` must be parsed.
+
+        They may be several in one read, or one that `tell` does not take: with several ids, quotes or no text.
+        """
         if self._prompt is None:  # of an engine that tells no ids there is nothing to keep
             return self._shape.split(data)
         parts = self._apart(data)
@@ -164,14 +167,16 @@ class Trail(Sight):
         return frame
 
     def _tell_frame(self, frame: bytes) -> bytes | None:
-        """Do as `tell` with a frame that is like the last one, in a read with others; None: it is another."""
+        """Return a frame of the learnt shape, from a read with others, without its ids; None: it must be parsed."""
         if not self._end or len(frame) >= MAX_CHUNK:
             return None
         chunk = b"%b%b\r\n" % (LINES[len(frame)], frame)
         told = self.tell(chunk)
         if told is None:
             told = b"".join(self.tell_several(chunk))
-        return told.partition(b"\r\n")[2][:-2] or None  # it may be longer than what came
+        return (
+            told.partition(b"\r\n")[2][:-2] or None
+        )  # not `inside`: it may be longer than 4 KiB now
 
     def _take_prompt(self, frame: bytes) -> bytes:
         before, mark, rest = frame.partition(_PROMPT_IDS)

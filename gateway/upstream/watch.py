@@ -45,8 +45,9 @@ class Watch(Protocol):
         """Tokens, once the backend told them."""
 
     def by_sight(self, data: bytes) -> bytes | None:
-        """Return a read, framing included, that is just more events as it is passed on, and count them;
-        None: it is to be fed.
+        """Return what the client gets of a read that only holds more events, framing included, and count them.
+
+        None: feed what the chunks hold.
         """
 
     def feed(self, data: bytes) -> bytes:

@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import Final
 
 MAX_CHUNK: Final = 4096  # bytes; longer frames are rare, and parsed
-NEVER: Final = b"\0"  # begins no frame
 _QUOTE: Final = ord('"')
 _SIZES: Final = {b"%x" % size: size for size in range(1, MAX_CHUNK)}  # as engines write them
 _SIZE_LINE_BYTES: Final = 5
@@ -33,8 +32,9 @@ def _size_line(chunk_bytes: int) -> bytes:
 
 # By a chunk's size: how it begins.
 SIZE_LINES: Final = tuple(map(_size_line, range(MAX_CHUNK)))
-# By how many bytes it holds: likewise. Where another id is told, it may become so much longer.
+# A chunk whose frame gets another id and time may grow by so much.
 LONGER_BYTES: Final = 256
+# By the bytes that a chunk holds: how it begins.
 LINES: Final = tuple(b"%x\r\n" % held_bytes for held_bytes in range(MAX_CHUNK + LONGER_BYTES))
 
 
@@ -105,7 +105,7 @@ class Shape:
         return fits and (_QUOTE not in text or is_inside(text))
 
     def split(self, data: bytes) -> list[bytes]:
-        """Return the chunks that `data` is when each is a frame of this shape; nothing for all else.
+        """Return the chunks in `data`; nothing, unless each is one frame of this shape.
 
         An engine that is faster than we read leaves several in one read.
         """

@@ -126,7 +126,7 @@ class StreamWatch:
         return self._long is None and not self.ended
 
     def by_sight(self, data: bytes) -> bytes | None:
-        """Return a read that is just more tokens as the client gets it, and count them; None: it is to be fed."""
+        """Return a read that only holds more tokens, and count them; None: feed it."""
         shape = self.shape
         events = 1 if shape.fits(data) else len(shape.split(data))
         self.events += events

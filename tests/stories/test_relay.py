@@ -324,3 +324,20 @@ def test_reads_that_end_anywhere_in_a_chunk_make_no_difference(first):
             assert await relayed(BODY[:first], BODY[first:second], BODY[second:]) == whole
 
     asyncio.run(main())
+
+
+def test_tokens_that_pass_as_they_are_framed_are_counted():
+    async def main():
+        _, client, connection, running = await start(patience())
+        client.takes_chunks, passed = True, []
+        client.write_chunk = passed.append
+        tokens = [chunk(TOKEN)] * 5
+        for read in (tokens[0], tokens[1], tokens[2], tokens[3] + tokens[4]):
+            connection.data_received(read)
+        assert passed[-1] == tokens[3] + tokens[4]
+        assert client.bytes_out == sum(map(len, passed))
+        assert client.relay.watch.events == len(tokens)
+        connection.data_received(chunk(LAST) + b"0\r\n\r\n")
+        assert await running is None
+
+    asyncio.run(main())

@@ -148,6 +148,7 @@ def test_several_tokens_in_one_read_need_not_be_parsed(asked):
     frame("c", False),
     frame("c", []),
     frame(None, [7], tool_calls=[{"index": 0}]),
+    frame("c", [7]).replace(b'"c"', b'"c","x":"d"'),
     b"data: [DONE]\n\n",
 ])  # fmt: skip
 def test_of_several_of_which_one_is_no_token_none_is_kept_by_sight(last):
@@ -211,7 +212,8 @@ def test_nothing_passes_a_last_frame_that_waits_for_the_usage():
     watch = begun(frame("a", [4]), frame("b", [5]))
     last = frame("", [6], finish="length")
     assert watch.feed(last) == b""
-    assert watch.by_sight(chunk(frame("c", [7]))) is None
+    for finish in (None, "length"):
+        assert watch.by_sight(chunk(frame("c", [7], finish=finish))) is None
 
 
 def test_frames_whose_client_gets_a_much_longer_head_are_not_told_by_sight():
