@@ -12,8 +12,12 @@ from gateway.pools.table import Backend
 from gateway.upstream.client import Outgoing
 from gateway.wire.calls import ENDPOINTS, upstream_body
 
-# The rest of a stream may come as a chat, whatever its client asked for (`resume.rest`).
-_CHAT_PATH: Final = next(path for path, spec in ENDPOINTS.items() if spec.endpoint is Endpoint.CHAT)
+# The rest of a stream may be asked of one of these, whatever its client asked for (`resume.rest`).
+_REST_PATHS: Final[dict[Endpoint, bytes]] = {
+    spec.endpoint: path
+    for path, spec in ENDPOINTS.items()
+    if spec.endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS)
+}
 
 
 def outgoing(
@@ -50,5 +54,5 @@ def outgoing(
     if rank is not None:
         trace += b"x-data-parallel-rank: %d\r\n" % rank
     spec = down.spec
-    path = spec.path if call.endpoint is spec.endpoint else _CHAT_PATH
+    path = spec.path if call.endpoint is spec.endpoint else _REST_PATHS[call.endpoint]
     return Outgoing(path, call.content_type, record.engine_id, body, down.upload, trace)

@@ -87,7 +87,6 @@ class Backend(Server):
     token_cost: TokenCost = TokenCost()  # of its pool
     work: Work | None = None  # None: it has changed; see `weighed`
     own_ratio: float = 1.0  # times a request's token cost, what the request itself takes here
-
     new_prefix_index: Callable[[], PrefixIndex] | None = None  # makes that of one engine
     prefix_index: PrefixIndex | None = None  # what its prefix cache holds; None: `prefix: off`
     sessions: Sessions = field(default_factory=Sessions)
@@ -99,6 +98,7 @@ class Backend(Server):
     window_tokens: int | None = None
     endpoints: frozenset[Endpoint] | None = None
     version: str | None = None
+    chats_take_ids: bool = True  # in place of their messages; of all of its pool, see `wire.vllm`
     adapter_requests: dict[str, int] = field(default_factory=dict)  # requests in flight by adapter
     lacking: Mapping[str, Exclusion] = field(default_factory=dict)  # adapters kept from requests
     give_back: Callable[[Slot], None] | None = field(default=None, repr=False)

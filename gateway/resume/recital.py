@@ -178,6 +178,11 @@ class Recital:
         return _PIECES.decode(b"[%b]" % bytes(self._pieces).removesuffix(b","))
 
     @property
+    def is_plain(self) -> bool:
+        """Whether its text has begun, so that any reasoning is over. Who offers tools is told by its owner."""
+        return bool(self.pieces)
+
+    @property
     def said_tokens(self) -> int:
         """How many tokens of the reply were said, or fewer: a frame may have several."""
         return len(self.pieces)

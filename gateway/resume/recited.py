@@ -19,6 +19,7 @@ import msgspec
 
 from gateway.core.endings import Barrier
 from gateway.core.types import Call, Usage, UsageSource
+from gateway.resume.completion import as_chat
 from gateway.resume.recital import ABORTED, Recital
 from gateway.resume.rest import limit_of
 from gateway.resume.retelling import SHOWS_TEXT, tells_abort, tells_error
@@ -120,6 +121,9 @@ class RecitedStream(TrailedStream):
         if tools is None:
             self.barrier = Barrier.REQUEST
             return False
+        if "tools" in tools and not self._chats_take_ids:
+            self.barrier = Barrier.OLD_ENGINE
+            return False
         self.offers, self.trail.may_call = self.offers | tools, "tools" in tools
         return True
 
@@ -193,6 +197,7 @@ class RecitedStream(TrailedStream):
 
     def _ours(self, frame: bytes) -> bytes:
         if self._reached is not None:
+            frame = as_chat(frame) if self._completes else frame
             told, self._again = self.trail.retold(frame), self.trail.left
             return told
         if self._failed_here:

@@ -1,8 +1,9 @@
 """The request for the rest of a stream, by the token ids of its prompt and of what was said, or by text. Pure.
 
 Completions take token ids as their prompt. For a chat they are given beside its messages, in
-`kv_transfer_params`; vLLM from about 0.28 on takes them in place of the rendered messages, without
-any flag. An older one ignores them and begins anew: the ids that it tells of its prompt show that.
+`kv_transfer_params`; vLLM takes them in place of the rendered messages since 0.27, without any flag. An
+older one ignores them and begins anew: the ids that it tells of its prompt show that. So the rest of a
+chat is asked of it as a completion (`resume.completion`).
 
 The rest of a stream of Messages or Responses is asked for as a chat, too: a chat tells its token ids, so what
 comes is proven. Its prompt stands in the ids, and only how to choose tokens is told beside them.
@@ -39,11 +40,18 @@ def kept(call: Call) -> Call:
 
 
 def rest_of(
-    call: Call, demand: Demand, reached: Reached, offers: dict[str, msgspec.Raw]
+    call: Call,
+    demand: Demand,
+    reached: Reached,
+    offers: dict[str, msgspec.Raw],
+    *,
+    chats_take_ids: bool = True,
+    window_tokens: int | None = None,
 ) -> tuple[Call, Demand] | None:
     """Return the request for what is left of a stream that a call asked for; None: nothing is left.
 
-    `offers` are the tools of a message or response, as a chat has them.
+    `offers` are the tools of a message or response, as a chat has them. Without `chats_take_ids`, the rest of a chat
+    is asked for as a completion, whose end the window tells if nothing else does.
     """
     said, limit = reached.said_tokens, limit_of(call, demand)
     if limit is not None and limit <= said:
@@ -57,6 +65,11 @@ def rest_of(
         ids = [*reached.prompt, *reached.reply]
         if call.dialect in RECITED:
             call, body = _as_chat(call, body, offers)
+        if not chats_take_ids and call.dialect is not Dialect.COMPLETIONS:
+            room_tokens = (window_tokens or 0) - len(ids)
+            if limit is None and room_tokens <= 0:
+                return None
+            call, body = _as_completion(call, body, room_tokens)
         if call.dialect is Dialect.COMPLETIONS:
             body["prompt"] = _encoded(ids)
         else:
@@ -103,6 +116,25 @@ def _as_chat(
     return chat, fields
 
 
+def _as_completion(
+    call: Call, body: dict[str, msgspec.Raw], room_tokens: int
+) -> tuple[Call, dict[str, msgspec.Raw]]:
+    """Return a chat as a completion, whose prompt is to stand in token ids.
+
+    Without a limit a completion ends after 16 tokens, and a chat where the window does.
+    """
+    fields = {name: body[name] for name in _OF_CHATS if name in body}
+    fields["max_tokens"] = _encoded(room_tokens)
+    completion = structs.replace(
+        call,
+        endpoint=Endpoint.COMPLETIONS,
+        dialect=Dialect.COMPLETIONS,
+        max_new_field=None,
+        places=None,
+    )
+    return completion, fields
+
+
 def _extended(body: dict[str, msgspec.Raw], dialect: Dialect, said: str) -> bool:
     """Put what was said behind the prompt; False where it has no place there."""
     if dialect is Dialect.COMPLETIONS:
@@ -129,6 +161,7 @@ _SAMPLING: Final[tuple[str, ...]] = (
     *("model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "logit_bias"),
     *("ignore_eos", "stop_token_ids", "skip_special_tokens", "cache_salt", "priority"),
 )
+_OF_CHATS: Final = (*_SAMPLING, "stop", "min_tokens", "stream", "stream_options", "user")
 # Of a message, vLLM (0.32) takes no notice of the others.
 _OF_MESSAGES: Final = ("model", "temperature", "top_p", "top_k", "cache_salt")
 _STAND_IN: Final = msgspec.Raw(b'[{"role":"user","content":"."}]')

@@ -11,12 +11,14 @@ begins anew would repeat the answer.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 import msgspec
 
 from gateway.core.endings import Barrier
 from gateway.core.types import Call, Demand, Usage, UsageSource
+from gateway.resume.completion import as_chat
 from gateway.resume.reasoning import Expected
 from gateway.resume.recital import Recital
 from gateway.resume.rest import kept, limit_of, rest_of, takes_text
@@ -25,9 +27,8 @@ from gateway.resume.shown import without
 from gateway.resume.sight import CHOICES
 from gateway.resume.trail import Reached, Trail
 from gateway.resume.transcript import Transcript
-from gateway.resume.usage import add_up, counted
+from gateway.resume.usage import add_up, added_up, counted
 from gateway.wire.chunks import Shape
-from gateway.wire.objects import decode_or_none
 from gateway.wire.replies import Fault
 from gateway.wire.sse import ABORTED, DONE, StreamWatch, is_whole
 from gateway.wire.veil import Veil
@@ -37,22 +38,17 @@ _HOLD_BYTES: Final = 1024 * 1024  # of half a frame; the ids of a prompt are all
 _MOST_FAILURES: Final = 3
 _MOST_UNSURE: Final = 16_384  # tokens
 _ROLE: Final = b'"delta":{"role":'
-_USAGE: Final = b'"usage":{'
-_CHUNK: Final = msgspec.json.Decoder(dict[str, Any])
-_BEGAN_ANEW: Final = Fault(
-    502, "server_error", "backend_error", "The stream could not be resumed on another backend."
-)
-_TOO_LONG: Final = Fault(
-    502, "server_error", "backend_error", "The backend sent a frame that is larger than 1 MiB."
-)
+_fault: Final = partial(Fault, 502, "server_error", "backend_error")
+_BEGAN_ANEW: Final = _fault("The stream could not be resumed on another backend.")
+_TOO_LONG: Final = _fault("The backend sent a frame that is larger than 1 MiB.")
 
 
 class TrailedStream(StreamWatch):
     """Looks on as a `StreamWatch` does, at what the client gets of all backends."""
 
     __slots__ = (
-        "_again", "_asked", "_exact", "_expects", "_failures", "_head", "_in_step", "_partial", "_reached",
-        "_veil", "barrier", "cut", "offers", "resumable", "trail",
+        "_again", "_asked", "_chats_take_ids", "_completes", "_exact", "_expects", "_failures", "_head",
+        "_in_step", "_partial", "_reached", "_veil", "barrier", "cut", "offers", "resumable", "trail",
     )  # fmt: skip
 
     def __init__(
@@ -63,8 +59,12 @@ class TrailedStream(StreamWatch):
         request_id: str,
         veil: bool = False,
         by_text: bool = False,
+        chats_take_ids: bool = True,
     ) -> None:
-        """`veil` hides how much of the prompt was cached; `by_text` has another go on by the text."""
+        """`veil` hides how much of the prompt was cached; `by_text` has another go on by the text.
+
+        Without `chats_take_ids` of the engines, the rest of a chat is asked for as a completion.
+        """
         super().__init__(
             call.dialect, choices=1, hide_usage=call.hides_usage, request_id=request_id
         )
@@ -72,6 +72,8 @@ class TrailedStream(StreamWatch):
         self._veil = Veil() if veil else None
         self.cut: Fault | None = None  # it broke off here, and may go on
         self._asked = kept(call), demand
+        self._chats_take_ids = chats_take_ids
+        self._completes = False  # who writes now writes a completion
         self._again = ""  # what is said again, and was shown before
         self._expects = Expected("")  # of the first text after the seam
         self._exact: bool | None = None  # what was asked for allows it; None: nobody has looked yet
@@ -115,7 +117,7 @@ class TrailedStream(StreamWatch):
         if self._reached is not None and not self.trail.proven and CHOICES in data:
             return self._end(_BEGAN_ANEW)  # it does not tell what it was given: another one may
         out = super().feed(ours) if ours else b""
-        held = self._partial or self._carry or self._again or self._expects.kind
+        held = self._partial or self._carry or self._again or self._expects.kind or self._completes
         self._in_step = not (held or self.ended or self.cut is not None)
         return out if self._veil is None else self._veil.feed(out)
 
@@ -217,7 +219,9 @@ class TrailedStream(StreamWatch):
         limit = limit_of(*self._asked)
         return limit is None or self.trail.said_tokens < limit
 
-    def rest(self, *, moved: bool = False) -> tuple[Call, Demand] | None:
+    def rest(
+        self, *, moved: bool = False, window_tokens: int | None = None
+    ) -> tuple[Call, Demand] | None:
         """Return the request for what is left of one that broke off, and have what comes be its answer.
 
         `moved` tells that no backend failed.
@@ -226,9 +230,15 @@ class TrailedStream(StreamWatch):
         reached = self.trail.reached() if goes_on else None
         if reached is None:
             return None
-        rest = rest_of(*self._asked, reached, self.offers)
+        take_ids = self._chats_take_ids
+        rest = rest_of(
+            *(*self._asked, reached, self.offers),
+            chats_take_ids=take_ids,
+            window_tokens=window_tokens,
+        )
         if rest is None:
             return None
+        self._completes = rest[0].dialect is not self._asked[0].dialect and not take_ids
         self.trail.go_back(reached, self._head)
         self._reached, self._again = reached, reached.again
         self._expects = Expected(self.trail.kind if self.trail.reasoned else "")
@@ -270,6 +280,8 @@ class TrailedStream(StreamWatch):
             return Barrier.REQUEST
         if self._long is not None or not trail.leads_on:  # a part of a frame was passed on
             return Barrier.REPLY
+        if not (self._chats_take_ids or trail.is_plain):
+            return Barrier.OLD_ENGINE
         if self._again or (trail.reasoned and trail.again):
             return Barrier.SEAM
         if not joins(call, trail.tail, trail.again):
@@ -300,6 +312,8 @@ class TrailedStream(StreamWatch):
     def _ours(self, frame: bytes) -> bytes:
         """Return a frame as the client is to get it."""
         trail, reached = self.trail, self._reached
+        if self._completes:
+            frame = as_chat(frame)
         if isinstance(trail, Transcript):
             trail.keep(frame)
             if reached is None:
@@ -330,12 +344,4 @@ class TrailedStream(StreamWatch):
                 self.trail.strayed = True
                 return b""
             frame, self._again = told
-        if _USAGE not in frame:
-            return frame
-        chunk = decode_or_none(_CHUNK, frame[6:])
-        if chunk is None or not isinstance(chunk.get("usage"), dict):
-            return frame  # it is garbled
-        add_up(chunk["usage"], len(reached.reply))
-        if self.trail.reasoned:  # it counts the reasoning of its own part, if at all
-            chunk["usage"].pop("completion_tokens_details", None)
-        return b"data: %b\n\n" % msgspec.json.encode(chunk)
+        return added_up(frame, len(reached.reply), reasoned=self.trail.reasoned)

@@ -35,6 +35,7 @@ _NOTHING: Final = b'"delta":{"role":"assistant","content":""}'  # how vLLM begin
 _TOKENS: Final = msgspec.json.Decoder(list[int])
 _STRING: Final = msgspec.json.Decoder(str)
 _COMMA: Final = ord(",")
+_PLAIN: Final = ("content", "text")  # fields, of a chat and of a completion
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +227,11 @@ class Trail(Sight):
         if not self.reasoned:
             return True
         return not self._holds_back and (self.parsed or not self._seam.again)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no parser will have a part in what is left: any reasoning is over, and no tools are offered."""
+        return self.kind in _PLAIN and not self.parsed
 
     @property
     def counts(self) -> tuple[int, int] | None:

@@ -29,6 +29,7 @@ class Transcript:
     again: Final = ""  # nothing is said again
     reasoned: Final = False  # reasoning cannot be gone on with
     kind: Final = ""
+    is_plain: Final = True
 
     __slots__ = (
         "_bytes",

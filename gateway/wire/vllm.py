@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import msgspec
@@ -35,6 +36,11 @@ class _Routes(msgspec.Struct):
 
 class _Version(msgspec.Struct):
     version: str
+
+
+_NUMBERS: Final = re.compile(r"(\d{1,6})\.(\d{1,6})")
+_UNRELEASED: Final = (0, 1)
+_CHATS_TAKE_IDS: Final = (0, 27)
 
 
 class _Tokens(msgspec.Struct):
@@ -83,6 +89,16 @@ def parse_version(body: bytes) -> str | None:
     """Read `GET /version`; None when it cannot be read."""
     told = decode_or_none(_VERSION, body)
     return told.version[:64] if told is not None else None
+
+
+def chats_take_ids(version: str | None) -> bool:
+    """Whether a chat of this vLLM takes token ids in place of its messages (`kv_transfer_params`): since 0.27.
+
+    Where the version says nothing, as that of a build from source ("0.1.dev1"), it is assumed.
+    """
+    numbers = _NUMBERS.match(version or "")
+    release = (int(numbers[1]), int(numbers[2])) if numbers else _UNRELEASED
+    return release == _UNRELEASED or release >= _CHATS_TAKE_IDS
 
 
 # --- exact counts by the backend -----------------------------------------------------------------

@@ -240,6 +240,98 @@ def test_one_that_begins_anew_is_not_passed_on():
     check()
 
 
+OLD = SimConfig(model="m", decode_step_s=0.005, version="0.26.0", takes_prompt_ids=False)
+
+
+def plain(raw):
+    """Return chunks as `anonymous` does, without what tells nothing: engines say it in some frames only."""
+    return [
+        {name: value for name, value in each.items() if name != "prompt_token_ids" or value}
+        for each in anonymous(raw)
+    ]
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("newer", [OLD, SIM])
+def test_a_chat_goes_on_at_engines_that_take_ids_for_completions_only(cut, newer):
+    """So does vLLM before 0.27."""
+
+    @story
+    async def check():
+        async with gateway(OLD, newer, access=True) as world:
+            whole, resumed = await read(world), await read(world, fault=cut)
+            assert plain(resumed) == plain(whole)
+            assert chunks(resumed)[-1]["usage"]["completion_tokens"] == 40
+            await world.settled()
+            assert [each["resumed"] for each in world.access_lines()] == [0, 1]
+
+    check()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"max_tokens": None, "max_completion_tokens": 30},
+        {"stop": ["xyz"]},
+        {"temperature": 1, "top_p": 0.5, "min_tokens": 30},
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
+    ],
+)
+def test_what_a_chat_asks_for_holds_for_its_rest_at_such_engines(more):
+    @story
+    async def check():
+        async with gateway(OLD, OLD) as world:
+            whole, resumed = await read(world, **more), await read(world, fault=CUTS[0], **more)
+            assert plain(resumed) == plain(whole)
+
+    check()
+
+
+def test_a_chat_without_a_limit_has_the_rest_of_the_window_at_such_engines():
+    """A completion without one would end after 16 tokens. (The simulator ends a completion at its limit only.)"""
+
+    @story
+    async def check():
+        sim = replace(OLD, max_model_len=64)
+        async with gateway(sim, sim) as world:
+            whole = await read(world, max_tokens=None)
+            resumed = await read(world, max_tokens=None, fault=CUTS[0])
+            assert text(resumed).startswith(text(whole))
+            assert chunks(resumed)[-1]["usage"]["total_tokens"] == 64
+
+    check()
+
+
+def test_a_chat_that_fails_twice_goes_on_at_such_engines():
+    @story
+    async def check():
+        async with gateway(OLD, OLD, OLD, pools=THREE) as world:
+            whole = await read(world)
+            resumed = await read(world, fault="reset_after:7", others=("reset_after:9",))
+            assert plain(resumed) == plain(whole)
+
+    check()
+
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+@pytest.mark.parametrize("more", [{"tools": TOOLS}, {}])
+def test_where_a_parser_looks_for_tool_calls_nobody_goes_on_at_such_engines(more):
+    """A completion has no parser."""
+
+    @story
+    async def check():
+        async with gateway(OLD, OLD, access=True) as world:
+            broken = await read(world, fault="reset_after:7", **more)
+            assert ("error" in chunks(broken)[-1]) == ("tools" in more)
+            await world.settled()
+            told = "old_engine" if more else None
+            assert [each["not_resumed"] for each in world.access_lines()] == [told]
+
+    check()
+
+
 @pytest.mark.parametrize(
     "more",
     [
@@ -553,12 +645,14 @@ def test_a_stream_leaves_a_backend_that_is_drained():
         ({"move_after": "0s"}, {"seed": 7, "temperature": 0.5}),
         ({"move_after": "0s", "resume": "off"}, {}),
         ({"move_after": "0s", "resume": "text"}, {"add_generation_prompt": True}),
+        ({"move_after": "0s"}, {"tools": TOOLS}),
     ],
 )
 def test_what_cannot_leave_yet_finishes_where_it_is(pool, more):
     @story
     async def check():
-        async with gateway(SIM, SIM, pool=pool, access=True) as world:
+        sim = OLD if "tools" in more else SIM
+        async with gateway(sim, sim, pool=pool, access=True) as world:
             await drained(world, **LONG, **more)
             assert attempts(world) == [("ok", 1, 0)]
 

@@ -190,6 +190,37 @@ def test_of_a_server_that_is_no_vllm_nothing_is_kept(path):
     check()
 
 
+OLD = replace(SIM, version="0.26.0", takes_prompt_ids=False)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("cut", ["reset_after:7", "stall_after:7", "error_frame_after:7"])
+def test_it_goes_on_at_engines_that_take_ids_for_completions_only(path, cut):
+    """So does vLLM before 0.27."""
+
+    @story
+    async def check():
+        async with gateway(OLD, OLD, access=True, extra="timeouts: {stall: 300ms}") as world:
+            whole, resumed = await read(world, path), await read(world, path, cut)
+            assert anonymous(resumed) == anonymous(whole)
+            await world.settled()
+            assert [each["resumed"] for each in world.access_lines()] == [0, 1]
+
+    check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_where_tools_are_offered_nobody_goes_on_at_such_engines(path):
+    """A completion has no parser that would find a call."""
+
+    @story
+    async def check():
+        async with gateway(OLD, OLD, access=True) as world:
+            await ends_with_an_error(world, path, "reset_after:2", "old_engine", **calling(path))
+
+    check()
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_one_that_begins_anew_is_not_passed_on(path):
     @story
