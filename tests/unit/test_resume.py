@@ -11,6 +11,7 @@ from gateway.core.endings import Barrier
 from gateway.core.errors import BackendBroke
 from gateway.core.types import Call, Demand, Dialect, Endpoint
 from gateway.ingress.gathering import Gathering
+from gateway.resume.completion import as_chat
 from gateway.resume.rest import rest_of
 from gateway.resume.rules import may_go_on, may_trail
 from gateway.resume.stream import TrailedStream
@@ -775,3 +776,23 @@ def test_frames_are_put_together_however_they_are_spaced():
         whole.feed(b"event: x\n" + each.replace(b"data: ", b"data:"))
     assert json.loads(whole.body())["choices"][0]["message"]["content"] == "ab"
     assert not whole.garbled
+
+
+def test_a_chunk_of_a_completion_is_told_as_one_of_a_chat():
+    frame = (
+        b'data: {"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"ab",'
+        b'"logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":[2,88],"token_ids":[7]}],'
+        b'"usage":null}\n\n'
+    )
+    assert as_chat(frame) == (
+        b'data: {"id":"cmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,'
+        b'"delta":{"content":"ab"},"logprobs":null,"finish_reason":null,"token_ids":[7]}],'
+        b'"usage":null,"prompt_token_ids":[2,88]}\n\n'
+    )
+
+
+@pytest.mark.parametrize(
+    "frame", [DONE, b": waiting\n\n", b'data: {"error":{"message":"no"}}\n\n', b"data: [1\n\n"]
+)
+def test_what_is_no_chunk_is_left_as_it_is(frame):
+    assert as_chat(frame) == frame

@@ -15,6 +15,7 @@ from gateway.pools.progress import moved
 from gateway.wire.calls import ENDPOINTS, parse_call
 from gateway.wire.metricspage import MAX_METRICS_BYTES, parse_metrics
 from gateway.wire.vllm import (
+    chats_take_ids,
     cut_tokens,
     parse_models,
     parse_openapi_endpoints,
@@ -386,3 +387,21 @@ def test_a_document_stands_beside_the_query_alone():
     assert 40 <= prompt_bytes(pairs) <= 60
     pairs = call(b"/v1/score", text_1=["q"], text_2=[{"content": "a" * 20}, "b" * 300])
     assert 301 <= prompt_bytes(pairs) <= 320
+
+
+@pytest.mark.parametrize(
+    ("version", "take"),
+    [
+        ("0.26.0", False),
+        ("0.26.0+cpu", False),
+        ("0.9.2.post2", False),
+        ("0.27.0rc1", True),
+        ("0.32.0", True),
+        ("1.0.0", True),
+        ("0.1.dev12345+g0a1b2c3", True),  # built from source
+        ("nightly", True),
+        (None, True),
+    ],
+)
+def test_chats_of_newer_versions_take_token_ids(version, take):
+    assert chats_take_ids(version) is take
