@@ -28,15 +28,15 @@ def config_policy(
 ) -> None:
     """Print what requests may ask for: each limit, why it is there, and the setting that changes it.
 
-    Without a settings file: the defaults. `-o json` adds endpoints, fields and advisories.
+    Where there is no settings file, and none is named: the defaults. `-o json` adds endpoints, fields and advisories.
     """
     from gateway.wire.parameters import effective
 
-    loaded = usable(config) if pool or key or config.exists() else None
-    if loaded is None:
-        policy = effective([])
+    is_named = pool or key or config != DEFAULT_FILE
+    if is_named or config.exists():
+        policy = _policy(usable(config).config, pool, key, config)
     else:
-        policy = _policy(loaded.config, pool, key, config)
+        policy = effective([])
     rows = policy_rows(policy)
     if output == "json":
         print_json(rows)

@@ -1330,9 +1330,19 @@ def test_the_policy_is_printed_with_the_setting_that_decides_each_row(run, tmp_p
     assert "CVE-2025-61620" in everywhere["chat_template"]["advisories"]
     assert run("config", "policy", "-c", file, "--pool", "x")[0] == 4
     assert run("config", "policy", "-c", file, "--key", "x")[0] == 4
-    code, out, _ = run("config", "policy", "-c", tmp_path / "none.yaml")
+
+
+def test_without_a_settings_file_the_policy_is_the_default(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run("config", "policy")
     assert code == 0
     assert "at most 128" in out
+
+
+def test_a_settings_file_that_is_named_for_the_policy_and_missing_is_an_error(run, tmp_path):
+    code, out, err = run("config", "policy", "-c", tmp_path / "none.yaml")
+    assert (code, out) == (3, "")
+    assert "none.yaml:1:1 error cannot read the file" in err
 
 
 def test_a_parameter_that_no_row_is_called_by_is_an_error(run, tmp_path):
