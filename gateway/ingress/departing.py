@@ -41,7 +41,7 @@ class Departing:
     """Has streams leave for which token ids must be asked, some at a time."""
 
     def __init__(self, gate: Gate, measuring: Measuring, retrying: Retrying, clock: Clock) -> None:
-        self.leaving = Leaving(gate, clock)
+        self.leaving = Leaving(gate, measuring.table, clock)
         self.measuring = measuring
         self.retrying = retrying
         self.clock = clock

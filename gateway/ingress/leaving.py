@@ -13,15 +13,15 @@ after a failure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec import structs
 
 from gateway.admission.gate import Gate
 from gateway.core.aio import Clock
 from gateway.core.errors import StreamMoved, UpstreamError
-from gateway.core.types import Ask, Chance, Demand, Phase, Slot
-from gateway.pools.table import Backend
+from gateway.core.types import Ask, Chance, Demand, Endpoint, Phase, Slot
+from gateway.pools.table import Backend, PoolTable
 from gateway.resume.recited import RecitedStream
 from gateway.resume.stream import TrailedStream
 from gateway.resume.trail import Trail
@@ -32,8 +32,9 @@ from gateway.upstream.silence import Silence
 class Leaving:
     """Has streams leave backends that are drained, and counts them."""
 
-    def __init__(self, gate: Gate, clock: Clock) -> None:
+    def __init__(self, gate: Gate, table: PoolTable, clock: Clock) -> None:
         self._gate = gate
+        self._table = table
         self._clock = clock
         self._moved: Counter[str] = Counter()
 
@@ -97,7 +98,26 @@ class Leaving:
         )
         rest = structs.replace(ask, demand=demand, need=need, prefix=None, tried={**ask.tried})
         failed_at(rest, left)
+        pass_over(rest, stream, self._table.backends(ask.route.pool))
         return rest
+
+
+def pass_over(ask: Ask, stream: TrailedStream, backends: Iterable[Backend]) -> bool:
+    """Have a stream's rest not go to engines that are too old for it; whether there are any."""
+    if not stream.needs_ids_in_chats:
+        return False
+    old = [each for each in backends if not each.chats_take_ids]
+    may_complete = bool(old) and stream.may_complete
+    unable = [each for each in old if not (may_complete and _completes(each))]
+    for each in unable:
+        failed_at(ask, each)
+    return bool(unable)
+
+
+def _completes(backend: Backend) -> bool:
+    """Whether a backend completes prompts, up to the end of a window that is known."""
+    served = backend.endpoints is None or Endpoint.COMPLETIONS in backend.endpoints
+    return served and backend.window_tokens is not None
 
 
 def taken_ahead(ask: Ask) -> Slot | None:

@@ -206,9 +206,7 @@ class Measuring:
 
         `moved` tells that no backend failed.
         """
-        window_tokens, rest = ask.route.window_tokens, None
-        if chance is not Chance.NEVER:
-            rest = stream.rest(moved=moved, window_tokens=window_tokens)
+        rest = stream.rest(moved=moved) if chance is not Chance.NEVER else None
         if rest is None:
             return False
         record.resumed += 1
@@ -217,7 +215,7 @@ class Measuring:
             record.usage = structs.replace(record.usage, completion_tokens=stream.events)
         ask.call, ask.demand = rest
         ask.prefix = None
-        ask.need = self.gate.needs.of(ask.call, ask.demand, ask.caller, window_tokens)
+        ask.need = self.gate.needs.of(ask.call, ask.demand, ask.caller, ask.route.window_tokens)
         return True
 
     def _note(

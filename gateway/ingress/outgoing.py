@@ -34,6 +34,9 @@ def outgoing(
     `entrypoints/generate/base/serving.py`; chats, completions and messages are led by it.
     """
     call, route, served_model = ask.call, ask.route, None
+    if down.trailed is not None:
+        room_tokens = (backend.window_tokens or 0) - ask.demand.prompt_tokens
+        call = down.trailed.sent(call, takes_ids=backend.chats_take_ids, room_tokens=room_tokens)
     if not call.unnamed or route.adapter is not None or backend.plain:
         served_model = backend.served_name(route)  # a vLLM that is not told takes its base model
     record.weighed, record.costs_s = ask.weighed, ask.costs_s

@@ -81,17 +81,13 @@ class Passing:
             recites = how is _EXACT and not backend.plain and may_recite(ask.call)
             if recites and self._several(ask):
                 call = self._kept(down, ask.call)
-                down.trailed = RecitedStream(
-                    *(call, ask.demand), request_id=down.id, veil=veil,
-                    chats_take_ids=backend.chats_take_ids,
-                )  # fmt: skip
-            elif ask.call.tells_ids or by_text:
-                down.trailed = TrailedStream(
-                    *(ask.call, ask.demand), request_id=down.id, veil=veil, by_text=by_text,
-                    chats_take_ids=backend.chats_take_ids,
-                )  # fmt: skip
-            else:
-                down.trailed = None
+                down.trailed = RecitedStream(call, ask.demand, request_id=down.id, veil=veil)
+                return down.trailed
+            down.trailed = (
+                TrailedStream(ask.call, ask.demand, request_id=down.id, veil=veil, by_text=by_text)
+                if ask.call.tells_ids or by_text
+                else None
+            )
         return down.trailed
 
     def _kept(self, down: Downstream, call: Call) -> Call:

@@ -24,6 +24,7 @@ from gateway.core.errors import (
 )
 from gateway.core.types import Ask, Call, Chance, RequestRecord, Slot, TrafficFailed
 from gateway.ingress.downstream import Downstream
+from gateway.ingress.leaving import pass_over
 from gateway.ingress.measuring import Measuring
 from gateway.ingress.settings import Settings
 from gateway.observe.ledger import Ledger
@@ -81,6 +82,11 @@ class Retrying:
             return True  # nobody had its rest
         if isinstance(stream, RecitedStream) and stream.lacks_its_end:
             return False  # nobody is asked: `Passing.ends`
+        too_old = (
+            stream is not None
+            and stream.awaits
+            and pass_over(ask, stream, self._table.backends(ask.route.pool))
+        )
         chance = self._gate.chance(ask) if ask.place is None else Chance.NOW
         if stream is not None:
             pause_s = 0.0
@@ -92,7 +98,8 @@ class Retrying:
                 await _pause(slot, pause_s)
                 return False
             if down.started:
-                record.not_resumed = stream.barrier or Barrier.NO_BACKEND
+                nobody = Barrier.OLD_ENGINE if too_old else Barrier.NO_BACKEND
+                record.not_resumed = stream.barrier or nobody
         step = self._next(down, record, ask, error, chance, over=over)
         if step is attempts.Next.TELL:
             raise engine_refused(ask, error) if isinstance(error, EngineFull) else error

@@ -98,7 +98,7 @@ class Backend(Server):
     window_tokens: int | None = None
     endpoints: frozenset[Endpoint] | None = None
     version: str | None = None
-    chats_take_ids: bool = True  # in place of their messages; of all of its pool, see `wire.vllm`
+    chats_take_ids: bool = True  # in place of their messages: see `wire.vllm`
     adapter_requests: dict[str, int] = field(default_factory=dict)  # requests in flight by adapter
     lacking: Mapping[str, Exclusion] = field(default_factory=dict)  # adapters kept from requests
     give_back: Callable[[Slot], None] | None = field(default=None, repr=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from gateway.config.models import Admission, BackendConfig, HealthConfig, PoolConfig
 from gateway.config.parameters import PrefixRouting
@@ -78,14 +78,12 @@ def _know_prefixes(backend: Backend, pool: PoolConfig) -> None:
         backend.prefix_index = backend.new_prefix_index()
 
 
-def adopt_models(backend: Backend, seen: ModelsSeen, members: Sequence[Backend]) -> bool:
-    """Take in what one of the members of a pool lists; returns whether that changes what it serves."""
+def adopt_models(backend: Backend, seen: ModelsSeen) -> bool:
+    """Take in what a backend lists; returns whether that changes what it serves."""
     before = (backend.models, backend.endpoints, backend.base_model, backend.window_tokens)
     backend.models = {model.name: model for model in seen.models}
     backend.version = seen.version
-    take_ids = all(chats_take_ids(each.version) for each in members)
-    for each in members:
-        each.chats_take_ids = take_ids
+    backend.chats_take_ids = chats_take_ids(seen.version)
     told = backend.set_endpoints
     backend.endpoints = told if told is not None else seen.endpoints
     identify(backend)

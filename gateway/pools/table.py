@@ -316,7 +316,7 @@ class PoolTable:
                 listener(backend.id, sign.value)
 
     def _models_seen(self, backend: Backend, seen: ModelsSeen) -> None:
-        if adopt_models(backend, seen, self._pools[backend.pool]):
+        if adopt_models(backend, seen):
             self._changed()
             self._tell_capacity(backend.pool)
 

@@ -179,7 +179,7 @@ class Recital:
 
     @property
     def is_plain(self) -> bool:
-        """Whether its text has begun, so that any reasoning is over. Who offers tools is told by its owner."""
+        """Whether the answer has begun."""
         return bool(self.pieces)
 
     @property

@@ -121,9 +121,6 @@ class RecitedStream(TrailedStream):
         if tools is None:
             self.barrier = Barrier.REQUEST
             return False
-        if "tools" in tools and not self._chats_take_ids:
-            self.barrier = Barrier.OLD_ENGINE
-            return False
         self.offers, self.trail.may_call = self.offers | tools, "tools" in tools
         return True
 

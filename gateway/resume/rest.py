@@ -2,8 +2,8 @@
 
 Completions take token ids as their prompt. For a chat they are given beside its messages, in
 `kv_transfer_params`; vLLM takes them in place of the rendered messages since 0.27, without any flag. An
-older one ignores them and begins anew: the ids that it tells of its prompt show that. So the rest of a
-chat is asked of it as a completion (`resume.completion`).
+older one ignores them, so it gets a completion in place of that chat (`as_completion`). One that begins anew
+shows that by the ids that it tells of its prompt.
 
 The rest of a stream of Messages or Responses is asked for as a chat, too: a chat tells its token ids, so what
 comes is proven. Its prompt stands in the ids, and only how to choose tokens is told beside them.
@@ -40,18 +40,11 @@ def kept(call: Call) -> Call:
 
 
 def rest_of(
-    call: Call,
-    demand: Demand,
-    reached: Reached,
-    offers: dict[str, msgspec.Raw],
-    *,
-    chats_take_ids: bool = True,
-    window_tokens: int | None = None,
+    call: Call, demand: Demand, reached: Reached, offers: dict[str, msgspec.Raw]
 ) -> tuple[Call, Demand] | None:
     """Return the request for what is left of a stream that a call asked for; None: nothing is left.
 
-    `offers` are the tools of a message or response, as a chat has them. Without `chats_take_ids`, the rest of a chat
-    is asked for as a completion, whose end the window tells if nothing else does.
+    `offers` are the tools of a message or response, as a chat has them.
     """
     said, limit = reached.said_tokens, limit_of(call, demand)
     if limit is not None and limit <= said:
@@ -65,11 +58,6 @@ def rest_of(
         ids = [*reached.prompt, *reached.reply]
         if call.dialect in RECITED:
             call, body = _as_chat(call, body, offers)
-        if not chats_take_ids and call.dialect is not Dialect.COMPLETIONS:
-            room_tokens = (window_tokens or 0) - len(ids)
-            if limit is None and room_tokens <= 0:
-                return None
-            call, body = _as_completion(call, body, room_tokens)
         if call.dialect is Dialect.COMPLETIONS:
             body["prompt"] = _encoded(ids)
         else:
@@ -116,23 +104,24 @@ def _as_chat(
     return chat, fields
 
 
-def _as_completion(
-    call: Call, body: dict[str, msgspec.Raw], room_tokens: int
-) -> tuple[Call, dict[str, msgspec.Raw]]:
-    """Return a chat as a completion, whose prompt is to stand in token ids.
+def as_completion(call: Call, room_tokens: int) -> Call:
+    """Return the rest of a chat as a completion, whose prompt is its token ids.
 
-    Without a limit a completion ends after 16 tokens, and a chat where the window does.
+    Without a limit of its own a completion ends after 16 tokens, so it gets what the window has room for.
     """
+    body = fields_at_hand(call)
+    given = msgspec.json.decode(body["kv_transfer_params"], type=dict[str, msgspec.Raw])
     fields = {name: body[name] for name in _OF_CHATS if name in body}
-    fields["max_tokens"] = _encoded(room_tokens)
-    completion = structs.replace(
+    fields |= {"prompt": given["prompt_token_ids"], "max_tokens": _encoded(room_tokens)}
+    return structs.replace(
         call,
         endpoint=Endpoint.COMPLETIONS,
         dialect=Dialect.COMPLETIONS,
+        body=msgspec.json.encode(fields),
+        fields=fields,
         max_new_field=None,
         places=None,
     )
-    return completion, fields
 
 
 def _extended(body: dict[str, msgspec.Raw], dialect: Dialect, said: str) -> bool:

@@ -188,11 +188,15 @@ def held_back_chars(call: Call) -> int:
 
 def is_parsed(call: Call) -> bool:
     """Whether an engine may look for tool calls in the reply to a call, and hold back what could begin one."""
+    return offers_tools(call) and bytes(fields_at_hand(call).get("tool_choice", b"")) != b'"none"'
+
+
+def offers_tools(call: Call) -> bool:
+    """Whether a call offers tools, which nobody may be allowed to call."""
     if call.places is None and b'"tools"' not in call.body:
         return False
-    fields = fields_at_hand(call)
-    choice = bytes(fields.get("tool_choice", b""))
-    return is_given(fields.get("tools", msgspec.Raw())) and choice != b'"none"'
+    tools = fields_at_hand(call).get("tools", msgspec.Raw())
+    return is_given(tools) and bytes(tools).strip(b"[] \n\r\t") != b""
 
 
 def stops_of(call: Call) -> list[str]:

@@ -17,12 +17,12 @@ from typing import Final
 import msgspec
 
 from gateway.core.endings import Barrier
-from gateway.core.types import Call, Demand, Usage, UsageSource
+from gateway.core.types import Call, Demand, Dialect, Usage, UsageSource
 from gateway.resume.completion import as_chat
 from gateway.resume.reasoning import Expected
 from gateway.resume.recital import Recital
-from gateway.resume.rest import kept, limit_of, rest_of, takes_text
-from gateway.resume.rules import held_back_chars, is_parsed, joins, may_go_on
+from gateway.resume.rest import as_completion, kept, limit_of, rest_of, takes_text
+from gateway.resume.rules import held_back_chars, is_parsed, joins, may_go_on, offers_tools
 from gateway.resume.shown import without
 from gateway.resume.sight import CHOICES
 from gateway.resume.trail import Reached, Trail
@@ -47,7 +47,7 @@ class TrailedStream(StreamWatch):
     """Looks on as a `StreamWatch` does, at what the client gets of all backends."""
 
     __slots__ = (
-        "_again", "_asked", "_chats_take_ids", "_completes", "_exact", "_expects", "_failures", "_head",
+        "_again", "_asked", "_completes", "_exact", "_expects", "_failures", "_head",
         "_in_step", "_partial", "_reached", "_veil", "barrier", "cut", "offers", "resumable", "trail",
     )  # fmt: skip
 
@@ -59,12 +59,8 @@ class TrailedStream(StreamWatch):
         request_id: str,
         veil: bool = False,
         by_text: bool = False,
-        chats_take_ids: bool = True,
     ) -> None:
-        """`veil` hides how much of the prompt was cached; `by_text` has another go on by the text.
-
-        Without `chats_take_ids` of the engines, the rest of a chat is asked for as a completion.
-        """
+        """`veil` hides how much of the prompt was cached; `by_text` has another go on by the text."""
         super().__init__(
             call.dialect, choices=1, hide_usage=call.hides_usage, request_id=request_id
         )
@@ -72,7 +68,6 @@ class TrailedStream(StreamWatch):
         self._veil = Veil() if veil else None
         self.cut: Fault | None = None  # it broke off here, and may go on
         self._asked = kept(call), demand
-        self._chats_take_ids = chats_take_ids
         self._completes = False  # who writes now writes a completion
         self._again = ""  # what is said again, and was shown before
         self._expects = Expected("")  # of the first text after the seam
@@ -219,9 +214,7 @@ class TrailedStream(StreamWatch):
         limit = limit_of(*self._asked)
         return limit is None or self.trail.said_tokens < limit
 
-    def rest(
-        self, *, moved: bool = False, window_tokens: int | None = None
-    ) -> tuple[Call, Demand] | None:
+    def rest(self, *, moved: bool = False) -> tuple[Call, Demand] | None:
         """Return the request for what is left of one that broke off, and have what comes be its answer.
 
         `moved` tells that no backend failed.
@@ -230,15 +223,9 @@ class TrailedStream(StreamWatch):
         reached = self.trail.reached() if goes_on else None
         if reached is None:
             return None
-        take_ids = self._chats_take_ids
-        rest = rest_of(
-            *(*self._asked, reached, self.offers),
-            chats_take_ids=take_ids,
-            window_tokens=window_tokens,
-        )
+        rest = rest_of(*self._asked, reached, self.offers)
         if rest is None:
             return None
-        self._completes = rest[0].dialect is not self._asked[0].dialect and not take_ids
         self.trail.go_back(reached, self._head)
         self._reached, self._again = reached, reached.again
         self._expects = Expected(self.trail.kind if self.trail.reasoned else "")
@@ -250,6 +237,24 @@ class TrailedStream(StreamWatch):
         self.cut = self.failed = self.fault = None
         self.ended = self._aborted = False
         return rest
+
+    @property
+    def needs_ids_in_chats(self) -> bool:
+        """Whether its rest is asked for as a chat by token ids, which old engines do not take."""
+        by_ids = not isinstance(self.trail, Transcript)
+        return by_ids and self._asked[0].dialect is not Dialect.COMPLETIONS
+
+    @property
+    def may_complete(self) -> bool:
+        """Whether a completion in place of that chat would say the same: no parser has a part in it."""
+        return self.trail.is_plain and not offers_tools(self._asked[0])
+
+    def sent(self, call: Call, *, takes_ids: bool, room_tokens: int) -> Call:
+        """Return `call`, which is for this stream, as it is sent to a backend: its rest maybe as a completion."""
+        self._completes = (
+            not takes_ids and self.went_on and self.needs_ids_in_chats and self.may_complete
+        )
+        return as_completion(call, room_tokens) if self._completes else call
 
     def _end(self, fault: Fault, *, done: bool = False) -> bytes:
         out = super()._end(fault, done=done)
@@ -280,8 +285,6 @@ class TrailedStream(StreamWatch):
             return Barrier.REQUEST
         if self._long is not None or not trail.leads_on:  # a part of a frame was passed on
             return Barrier.REPLY
-        if not (self._chats_take_ids or trail.is_plain):
-            return Barrier.OLD_ENGINE
         if self._again or (trail.reasoned and trail.again):
             return Barrier.SEAM
         if not joins(call, trail.tail, trail.again):

@@ -35,7 +35,6 @@ _NOTHING: Final = b'"delta":{"role":"assistant","content":""}'  # how vLLM begin
 _TOKENS: Final = msgspec.json.Decoder(list[int])
 _STRING: Final = msgspec.json.Decoder(str)
 _COMMA: Final = ord(",")
-_PLAIN: Final = ("content", "text")  # fields, of a chat and of a completion
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +229,8 @@ class Trail(Sight):
 
     @property
     def is_plain(self) -> bool:
-        """Whether no parser will have a part in what is left: any reasoning is over, and no tools are offered."""
-        return self.kind in _PLAIN and not self.parsed
+        """Whether the answer has begun: any reasoning is over."""
+        return self.kind == "content"
 
     @property
     def counts(self) -> tuple[int, int] | None:

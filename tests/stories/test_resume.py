@@ -243,14 +243,6 @@ def test_one_that_begins_anew_is_not_passed_on():
 OLD = SimConfig(model="m", decode_step_s=0.005, version="0.26.0", takes_prompt_ids=False)
 
 
-def plain(raw):
-    """Return chunks as `anonymous` does, without what tells nothing: engines say it in some frames only."""
-    return [
-        {name: value for name, value in each.items() if name != "prompt_token_ids" or value}
-        for each in anonymous(raw)
-    ]
-
-
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("newer", [OLD, SIM])
 def test_a_chat_goes_on_at_engines_that_take_ids_for_completions_only(cut, newer):
@@ -260,7 +252,7 @@ def test_a_chat_goes_on_at_engines_that_take_ids_for_completions_only(cut, newer
     async def check():
         async with gateway(OLD, newer, access=True) as world:
             whole, resumed = await read(world), await read(world, fault=cut)
-            assert plain(resumed) == plain(whole)
+            assert anonymous(resumed) == anonymous(whole)
             assert chunks(resumed)[-1]["usage"]["completion_tokens"] == 40
             await world.settled()
             assert [each["resumed"] for each in world.access_lines()] == [0, 1]
@@ -274,7 +266,7 @@ def test_a_chat_goes_on_at_engines_that_take_ids_for_completions_only(cut, newer
         {"max_tokens": None, "max_completion_tokens": 30},
         {"stop": ["xyz"]},
         {"temperature": 1, "top_p": 0.5, "min_tokens": 30},
-        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
+        {"tools": []},
     ],
 )
 def test_what_a_chat_asks_for_holds_for_its_rest_at_such_engines(more):
@@ -282,7 +274,7 @@ def test_what_a_chat_asks_for_holds_for_its_rest_at_such_engines(more):
     async def check():
         async with gateway(OLD, OLD) as world:
             whole, resumed = await read(world, **more), await read(world, fault=CUTS[0], **more)
-            assert plain(resumed) == plain(whole)
+            assert anonymous(resumed) == anonymous(whole)
 
     check()
 
@@ -308,7 +300,7 @@ def test_a_chat_that_fails_twice_goes_on_at_such_engines():
         async with gateway(OLD, OLD, OLD, pools=THREE) as world:
             whole = await read(world)
             resumed = await read(world, fault="reset_after:7", others=("reset_after:9",))
-            assert plain(resumed) == plain(whole)
+            assert anonymous(resumed) == anonymous(whole)
 
     check()
 
@@ -316,7 +308,63 @@ def test_a_chat_that_fails_twice_goes_on_at_such_engines():
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
-@pytest.mark.parametrize("more", [{"tools": TOOLS}, {}])
+def test_a_chat_without_a_limit_may_fill_the_window_of_the_engine_that_goes_on():
+    """Not of the smallest one of its pool."""
+
+    @story
+    async def check():
+        large, small = replace(OLD, max_model_len=128), replace(OLD, max_model_len=32)
+        async with gateway(large, large, small, pools=THREE) as world:
+            world.process.table.order("m/b3", Order.DRAIN)
+            whole = await read(world, max_tokens=None)
+            resumed = await read(world, max_tokens=None, fault="reset_after:20")
+            assert text(resumed).startswith(text(whole))
+            assert chunks(resumed)[-1]["usage"]["total_tokens"] == 128
+
+    check()
+
+
+@pytest.mark.parametrize("drains", [True, False])
+def test_a_chat_stays_where_the_old_engines_complete_nothing(drains):
+    @story
+    async def check():
+        pool = {"move_after": "0s", "endpoints": ["chat"]}
+        async with gateway(OLD, OLD, pool=pool, access=True) as world:
+            if drains:
+                await drained(world, **LONG)
+                assert attempts(world) == [("ok", 1, 0)]
+            else:
+                assert "error" in chunks(await read(world, fault="reset_after:7"))[-1]
+                await world.settled()
+                assert world.access_lines()[-1]["not_resumed"] == "old_engine"
+
+    check()
+
+
+def test_in_a_pool_of_several_versions_what_needs_a_parser_goes_on_at_a_newer_one():
+    @story
+    async def check():
+        more = {"tools": TOOLS, "max_tokens": 40}
+        async with gateway(SIM, SIM, OLD, pools=THREE, access=True) as world:
+            whole, resumed = await read(world, **more), await read(world, fault=CUTS[0], **more)
+            assert anonymous(resumed) == anonymous(whole)
+
+    check()
+
+
+def test_a_completion_of_which_nothing_was_shown_yet_goes_on_at_such_engines():
+    @story
+    async def check():
+        more = {"stop": ["x" * 60]}
+        async with gateway(OLD, OLD) as world:
+            whole = await read(world, PATHS[1], **more)
+            resumed = await read(world, PATHS[1], "reset_after:3", **more)
+            assert text(resumed) == text(whole)
+
+    check()
+
+
+@pytest.mark.parametrize("more", [{"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "none"}, {}])
 def test_where_a_parser_looks_for_tool_calls_nobody_goes_on_at_such_engines(more):
     """A completion has no parser."""
 

@@ -61,8 +61,13 @@ class Scene:
         self.fails = False
         drained, other = (
             SimpleNamespace(
-                id=name, phase=phase, plain=False, in_flight=0, health=SimpleNamespace(since=0.0)
-            )
+                id=name,
+                phase=phase,
+                plain=False,
+                in_flight=0,
+                health=SimpleNamespace(since=0.0),
+                chats_take_ids=True,
+            )  # fmt: skip
             for name, phase in (("a", Phase.DRAINING), ("b", Phase.READY))
         )
         clock = SimpleNamespace(now=lambda: self.now)

@@ -7,6 +7,7 @@ import pytest
 
 from gateway.core.types import Ask, Caller, Demand, Phase, Route
 from gateway.ingress.leaving import Leaving
+from gateway.pools.table import PoolTable
 from gateway.upstream.relay import Relay
 from gateway.upstream.silence import Patience, Silence
 from tests.unit.test_resume import FAULT, call, frame, role, stream
@@ -42,7 +43,7 @@ def test_what_was_said_counts_once_however_often_a_stream_moved(moves):
         for token in (4, 5):
             watch.feed(frame("a", [token]))
             ids.append(token)
-    assert Leaving(gate, CLOCK).leaves(ask, watch, DRAINED, 0) is None
+    assert Leaving(gate, PoolTable(CLOCK), CLOCK).leaves(ask, watch, DRAINED, 0) is None
     said = 2 * (moves + 1) + (
         moves == 0
     )  # the first backend's frame with the role is an event, too
@@ -70,7 +71,7 @@ def leaves(*, quiet_s=STALL_S, kept_waiting_s=50.0, works=True, unread_s=None, *
         silence.suspend()
         silence.restart(now - unread_s)
     ask = Ask(Route("m", "m", "m"), request, demand, Caller("k", "n", "t", 0))
-    assert Leaving(gate, CLOCK).leaves(ask, watch, backend, 0, silence) is None
+    assert Leaving(gate, PoolTable(CLOCK), CLOCK).leaves(ask, watch, backend, 0, silence) is None
     return bool(gate.asked)
 
 

@@ -785,9 +785,9 @@ def test_a_chunk_of_a_completion_is_told_as_one_of_a_chat():
         b'"usage":null}\n\n'
     )
     assert as_chat(frame) == (
-        b'data: {"id":"cmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,'
-        b'"delta":{"content":"ab"},"logprobs":null,"finish_reason":null,"token_ids":[7]}],'
-        b'"usage":null,"prompt_token_ids":[2,88]}\n\n'
+        b'data: {"prompt_token_ids":[2,88],"id":"cmpl-1","object":"chat.completion.chunk","created":1,"model":"m",'
+        b'"choices":[{"index":0,"delta":{"content":"ab"},"logprobs":null,"finish_reason":null,"token_ids":[7]}],'
+        b'"usage":null}\n\n'
     )
 
 

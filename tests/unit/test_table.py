@@ -762,15 +762,3 @@ def test_what_an_engine_wrote_is_shared_by_all_that_were_there_between_two_scrap
         slot.release()
     table.observe("m/b1", Scraped(LoadSample(101.0, 0, 0, 0.1, generation_tokens=40.0)))
     assert table.get("m/b1").pulse.each_wrote_tokens == 10.0
-
-
-def test_chats_take_ids_where_all_versions_of_the_pool_do(table):
-    def take_ids():
-        return [each.chats_take_ids for each in table.backends("m")]
-
-    table.observe("m/b1", ModelsSeen(101.0, (BASE,), None, "0.26.0"))
-    assert take_ids() == [False, False]
-    table.observe("m/b2", ModelsSeen(102.0, (BASE,), None, "0.32.0"))
-    assert take_ids() == [False, False]
-    table.observe("m/b1", ModelsSeen(103.0, (BASE,), None, "0.32.0"))
-    assert take_ids() == [True, True]
