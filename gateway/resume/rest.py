@@ -77,6 +77,12 @@ def limit_of(call: Call, demand: Demand) -> int | None:
     return demand.max_new_tokens if demand.max_new_tokens is not None else call.max_new_tokens
 
 
+def has_messages(call: Call) -> bool:
+    """Whether what was kept of a call is a chat with its messages: all of it can be asked for again."""
+    messages = fields_at_hand(call).get("messages", _STAND_IN)
+    return call.dialect is Dialect.CHAT and bytes(messages) != bytes(_STAND_IN)
+
+
 def takes_text(call: Call) -> bool:
     """Whether the text of a reply has a place behind the prompt of its call."""
     return _extended(fields_at_hand(call), call.dialect, "")

@@ -21,7 +21,7 @@ from gateway.core.types import Call, Demand, Dialect, Usage, UsageSource
 from gateway.resume.completion import as_chat
 from gateway.resume.reasoning import Expected
 from gateway.resume.recital import Recital
-from gateway.resume.rest import as_completion, kept, limit_of, rest_of, takes_text
+from gateway.resume.rest import as_completion, has_messages, kept, limit_of, rest_of, takes_text
 from gateway.resume.rules import held_back_chars, is_parsed, joins, may_go_on, offers_tools
 from gateway.resume.shown import without
 from gateway.resume.sight import CHOICES
@@ -233,16 +233,17 @@ class TrailedStream(StreamWatch):
         self._failures += not moved
         self.resumable = self._failures < _MOST_FAILURES
         self._partial = self._carry = b""
-        self._in_step = False
         self.cut = self.failed = self.fault = None
-        self.ended = self._aborted = False
+        self._in_step = self.ended = self._aborted = False
         return rest
 
     @property
     def needs_ids_in_chats(self) -> bool:
-        """Whether its rest is asked for as a chat by token ids, which old engines do not take."""
-        by_ids = not isinstance(self.trail, Transcript)
-        return by_ids and self._asked[0].dialect is not Dialect.COMPLETIONS
+        """Whether its rest is asked for as a chat by token ids, which old engines do not take; not if it is all."""
+        call = self._asked[0]
+        if isinstance(self.trail, Transcript) or call.dialect is Dialect.COMPLETIONS:
+            return False
+        return self.trail.said_tokens > 0 or not has_messages(call)
 
     @property
     def may_complete(self) -> bool:
@@ -309,8 +310,6 @@ class TrailedStream(StreamWatch):
         if self._aborted and not self.ended:
             return self._end(ABORTED)  # the client must not see the end of what may go on
         return out
-
-    # --- frames -----------------------------------------------------------------------------------
 
     def _ours(self, frame: bytes) -> bytes:
         """Return a frame as the client is to get it."""

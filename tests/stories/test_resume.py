@@ -352,6 +352,20 @@ def test_in_a_pool_of_several_versions_what_needs_a_parser_goes_on_at_a_newer_on
     check()
 
 
+def test_a_chat_of_which_no_token_came_yet_is_begun_again_at_such_an_engine():
+    @story
+    async def check():
+        pools = "pools: {m: {backends: [{url: <0>}, {url: <1>, weight: 0.001}]}}"
+        async with gateway(OLD, OLD, pools=pools, access=True) as world:
+            whole = await read(world)
+            world.sims[0].inject("abort_finish:0")
+            assert anonymous(await read(world)) == anonymous(whole)
+            await world.settled()
+            assert [each["attempts"] for each in world.access_lines()] == [1, 2]
+
+    check()
+
+
 def test_a_completion_of_which_nothing_was_shown_yet_goes_on_at_such_engines():
     @story
     async def check():
