@@ -271,7 +271,7 @@ async def test_scheduled_restarts_wait_for_their_window_and_go_one_after_the_oth
                 return all(decision is not None and decision.why is Why.WINDOW for decision in each)
 
             await age()
-            assert both_wait()
+            await world.until(both_wait)
             left_s = world.unit().decision.until - clock.now()
             assert 29 * 60 <= left_s <= 30 * 60
             assert not world.told(EventKind.RESTART)
@@ -289,5 +289,5 @@ async def test_scheduled_restarts_wait_for_their_window_and_go_one_after_the_oth
 
             clock.local(4, 0)  # the window is over
             await age()
-            assert both_wait()
+            await world.until(both_wait)
             assert len(world.told(EventKind.RESTART)) == 2
