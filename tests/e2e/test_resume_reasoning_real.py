@@ -13,7 +13,7 @@ from tests.e2e.support import MODELS, need
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-TOKENS = 150
+TOKENS = 60  # of most replies of 150 the model is undecided somewhere
 HELD_AFTER = 12  # frames
 OPENS, CLOSES = "<think>", "</think>"
 
