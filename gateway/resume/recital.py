@@ -179,8 +179,8 @@ class Recital:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the answer has begun."""
-        return bool(self.pieces)
+        """Whether the answer has begun, and nobody offers tools, as far as its owner was told."""
+        return bool(self.pieces) and not self.may_call
 
     @property
     def said_tokens(self) -> int:

@@ -209,14 +209,19 @@ def test_it_goes_on_at_engines_that_take_ids_for_completions_only(path, cut):
     check()
 
 
+@pytest.mark.parametrize("padding", [0, 100_000])
 @pytest.mark.parametrize("path", PATHS)
-def test_where_tools_are_offered_nobody_goes_on_at_such_engines(path):
+def test_where_tools_are_offered_nobody_goes_on_at_such_engines(path, padding):
     """A completion has no parser that would find a call."""
 
     @story
     async def check():
-        async with gateway(OLD, OLD, access=True) as world:
-            await ends_with_an_error(world, path, "reset_after:2", "old_engine", **calling(path))
+        sim = replace(OLD, max_model_len=100_000)
+        async with gateway(sim, sim, access=True) as world:
+            asked = calling(path)
+            tools = [each | {"description": "look " + "x" * padding} for each in asked["tools"]]
+            asked |= {"tools": tools}
+            await ends_with_an_error(world, path, "reset_after:2", "old_engine", **asked)
 
     check()
 
