@@ -112,7 +112,7 @@ class TrailedStream(StreamWatch):
         if self._reached is not None and not self.trail.proven and CHOICES in data:
             return self._end(_BEGAN_ANEW)  # it does not tell what it was given: another one may
         out = super().feed(ours) if ours else b""
-        held = self._partial or self._carry or self._again or self._expects.kind or self._completes
+        held = self._partial or self._carry or self._again or self._expects.kind
         self._in_step = not (held or self.ended or self.cut is not None)
         return out if self._veil is None else self._veil.feed(out)
 
@@ -239,7 +239,7 @@ class TrailedStream(StreamWatch):
 
     @property
     def needs_ids_in_chats(self) -> bool:
-        """Whether its rest is asked for as a chat by token ids, which old engines do not take; not if it is all."""
+        """Whether its rest is a chat that stands in token ids: only a vLLM since 0.27 takes that."""
         call = self._asked[0]
         if isinstance(self.trail, Transcript) or call.dialect is Dialect.COMPLETIONS:
             return False
