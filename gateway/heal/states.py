@@ -88,7 +88,7 @@ class Suspect(_State):
 
     sign: Sign
     failed: str = ""  # how the last test request did
-    failures: int = 0  # test requests that failed in a row while nothing moved
+    failures: int = 0  # test requests that failed in a row, with no sign of life between them
     out: bool = False
     proved: bool = True  # its start came to a good end
     test_at: float = 0.0  # the next test request

@@ -57,10 +57,10 @@ class Unit(Supervised):
         """Let its probes decide until the first look: another gateway hands it over as it is."""
         self._to(Absent(self._now(), None, looked=False, served=True))
 
-    async def _turn(self) -> None:  # noqa: C901 - one case for each state
+    async def _turn(self) -> None:
         if not isinstance(self.state, Draining | Replacing):
             await self._look()
-        match self.state:
+        match self.state:  # where it is Absent, the policy says when it is started
             case Serving() as state:
                 await self._serve(state)
             case Suspect() as state:
@@ -77,8 +77,6 @@ class Unit(Supervised):
                 await self._examine(state)
             case Suspended() as state:
                 await self._try_suspended(state)
-            case Absent():
-                pass  # the policy says when it is started
 
     async def _look(self) -> None:
         """See what runs; go where that leads, and say what no step will say.
@@ -134,8 +132,10 @@ class Unit(Supervised):
     # --- it is suspect, until it gives a token, or two test requests in a row fail ----------------
 
     async def _doubt(self, state: Suspect) -> None:
-        """Test it again, at once after a sign of life. A token ends the suspicion, if its probes agree."""
-        if self._now() < state.test_at and not self.revives:
+        """Test it again: at once after a sign of life, and anew. A token ends it, if its probes agree."""
+        if self.revives:
+            self._to(state := replace(state, failures=0))
+        elif self._now() < state.test_at:
             return
         failed = await self.observed.test()
         if failed is None or self.state is not state:

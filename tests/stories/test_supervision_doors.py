@@ -23,6 +23,7 @@ from tests.stories.test_supervision_signs import Forward
 
 TESTED = {"supervision": {"canary": "200ms"}}
 QUICKLY = Timing(0.02, token_s=0.3, last_words_s=0.1)
+RARELY = Timing(0.1, token_s=1.0, last_words_s=0.1)  # the pauses grow to 3 s
 
 
 def two(on, **more):
@@ -62,9 +63,7 @@ async def test_an_engine_that_froze_under_a_hold_serves_again_when_it_works_agai
 @story
 @pytest.mark.parametrize("fault", ["refuse", "frozen"])
 async def test_proof_that_is_older_than_a_sign_of_life_is_none(fault):
-    rarely = Timing(0.1, token_s=0.2, last_words_s=0.1)  # the pauses grow to 3 s
-    tested = {"supervision": {"canary": "200ms"}}
-    async with machine() as on, fleet(on, *two(on), timing=rarely, **tested) as world:
+    async with machine() as on, fleet(on, *two(on), timing=RARELY, **TESTED) as world:
         await hold(world)
         sim, clock = world.slot().sim, world.process.clock
         sim.inject(fault)
@@ -79,6 +78,21 @@ async def test_proof_that_is_older_than_a_sign_of_life_is_none(fault):
         await world.serves()
         assert world.slot().sim is sim
         assert not world.told(EventKind.RESTART)
+
+
+@story
+async def test_what_failed_before_a_sign_of_life_does_not_count():
+    async with machine() as on, fleet(on, *two(on), timing=RARELY, **TESTED) as world:
+        await hold(world)
+        sim = world.slot().sim
+        sim.inject("refuse")
+        await world.until(lambda: getattr(world.unit().state, "failures", 0) > 3)
+        sim.clear()
+        sim.inject("frozen")
+        await world.until(lambda: world.backend().health.up)
+        await world.until(lambda: world.unit().state.failures == 1, 5.0)
+        assert world.unit().calls_for() is None, "one test request that failed is no proof"
+        await world.until(lambda: world.unit().calls_for() is not None)
 
 
 @story
