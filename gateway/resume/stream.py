@@ -112,7 +112,7 @@ class TrailedStream(StreamWatch):
         if self._reached is not None and not self.trail.proven and CHOICES in data:
             return self._end(_BEGAN_ANEW)  # it does not tell what it was given: another one may
         out = super().feed(ours) if ours else b""
-        held = self._partial or self._carry or self._again or self._expects.kind
+        held = self._partial or self._carry or self._held or self._again or self._expects.kind
         self._in_step = not (held or self.ended or self.cut is not None)
         return out if self._veil is None else self._veil.feed(out)
 

@@ -10,7 +10,8 @@ after requests it aborted. So a stream that is no success gets one error frame b
 
 Without `include_usage` vLLM puts `system_fingerprint` on the chunks with a finish reason, else on the
 usage chunk. Where that one is hidden, the last chunk with a finish reason waits for it (vLLM writes
-both at once) and gets its fingerprint.
+both at once) and gets its fingerprint. A usage before all choices have finished waits for what follows:
+before `[DONE]` it counts what broke off.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class StreamWatch:
         self._hide_usage = hide_usage
         self._request_id = request_id
         self._carry = b""
-        self._held = b""  # the chunk that ends the last choice, until the hidden one has come
+        self._held = b""  # a chunk that waits for the next one
         self._long: tuple[bytes, bytes] | None = None  # head and tail of a frame too long to hold
         self._finished: set[int] = set()
         self._aborted = False
@@ -213,8 +214,7 @@ class StreamWatch:
         """
         self._carry = b""
         cut = b"\n\n" if self._long is not None and not self.ended else b""
-        held, self._held = self._held, b""
-        return cut + held + self._end(fault)
+        return cut + self._end(fault)
 
     # --- frames -----------------------------------------------------------------------------------
 
@@ -285,9 +285,9 @@ class StreamWatch:
         return self._judge_event(frame, b"\n".join(payload))
 
     def _judge_chunk(self, frame: bytes, payload: bytes) -> bytes:
-        held, self._held = self._held, b""
         if len(payload) <= _DONE_BYTES and payload.strip() == b"[DONE]":
-            return held + self._end(CUT_SHORT, done=True)
+            return self._end(CUT_SHORT, done=True)
+        held, self._held = self._held, b""
         chunk = decode_or_none(frames.CHUNK, payload)
         if chunk is None:
             return held + frame
@@ -297,8 +297,11 @@ class StreamWatch:
         if counts:
             self.usage = usage_told(chunk.usage) or self.usage
         if not chunk.choices:
-            drops = self._hide_usage and chunk.choices is not None and counts
-            return _stamped(held, chunk.system_fingerprint) if drops else held + frame
+            if self._hide_usage and chunk.choices is not None and counts:
+                return _stamped(held, chunk.system_fingerprint)
+            if counts and not self.complete:
+                self._held, frame = frame, b""
+            return held + frame
         self.events += 1
         for choice in chunk.choices:
             self._note_finish(choice.index, choice.finish_reason)
@@ -381,12 +384,12 @@ class StreamWatch:
             return b""
         if done and self._dialect is _PLAIN and self._finished and not self._aborted:
             self.complete = self.failed is None
-        out = b""
+        out, self._held = self._held, b""
         if self._aborted:
             self.complete = False
         if not self.complete and self.failed is None:
             self.failed = "abort" if self._aborted else "truncated"
-            out = self._tell(ABORTED if self._aborted else fault)
+            out += self._tell(ABORTED if self._aborted else fault)
         self.ended = True
         return out + DONE if self._openai else out
 

@@ -357,9 +357,9 @@ def test_a_chat_of_which_no_token_came_yet_is_begun_again_at_such_an_engine():
     async def check():
         pools = "pools: {m: {backends: [{url: <0>}, {url: <1>, weight: 0.001}]}}"
         async with gateway(OLD, OLD, pools=pools, access=True) as world:
-            whole = await read(world, stream_options=None)
+            whole = await read(world)
             world.sims[0].inject("abort_finish:0")
-            assert anonymous(await read(world, stream_options=None)) == anonymous(whole)
+            assert anonymous(await read(world)) == anonymous(whole)
             await world.settled()
             assert [each["attempts"] for each in world.access_lines()] == [1, 2]
 
