@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 CACHE ?= $(or $(VLLM_GATEWAY_TEST_CACHE),$(HOME)/.cache/vllm-gateway-tests)
 RUNS := $(VENV)/.runs# made once what running needs is installed
 STAMP := $(VENV)/.installed# and what development needs
-# Processes that run `make test`. Tests wait more than they compute: three on two cores.
-JOBS ?= 3
+# Processes that run `make test`. Tests wait more than they compute: four on two cores.
+JOBS ?= 4
 
 .PHONY: setup browser screenshots fmt lint types arch collect test faults chaos fault-report incident-report test-fast test-pythons e2e e2e-vllm e2e-others e2e-redis clients vllm-tests ci demo run schema references clean
 

@@ -63,7 +63,7 @@ class DockerLauncher:
         self._who = f"the container {name}"
         self.socket = socket or _socket_of(os.environ)
         self._http = httpx2.AsyncClient(
-            transport=httpx2.AsyncHTTPTransport(uds=str(self.socket)),
+            transport=httpx2.AsyncHTTPTransport(uds=str(self.socket), verify=False),  # no TLS there
             base_url="http://docker",
             timeout=None,  # `_talk` sets it
             trust_env=False,

@@ -10,6 +10,9 @@ from gateway.sim.engine import Engine
 from gateway.sim.sequence import Emitted, Sequence
 
 DIED: Final = None  # what a sink gets when its engine died
+_EARLY_S: Final = (
+    0.001  # the timers of uvloop round to it; to ask again until then would keep the loop busy
+)
 
 
 class Sink(Protocol):
@@ -93,10 +96,10 @@ class Driver:
             self._timer = self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        due = self.engine.next_event_time()
-        if not self._speed and due is not None:
-            self._virtual_now = max(self._virtual_now, due)
-        for event in self.engine.step(self._now()):
+        due, now = self.engine.next_event_time(), self._now()
+        if due is not None and (not self._speed or due - now <= _EARLY_S * self._speed):
+            now = self._virtual_now = max(now, due)
+        for event in self.engine.step(now):
             if isinstance(event, Emitted) and event.id in self._sinks:
                 self._sinks[event.id].put_nowait(event)
                 if event.finish is not None:

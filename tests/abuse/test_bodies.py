@@ -7,12 +7,12 @@ import json
 import os
 import socket
 
-import httpx2
 import pytest
 
 from gateway.sim.config import SimConfig
 from gateway.wire.tally import MAX_VALUES
 from tests import keyfiles as keys
+from tests import loopback
 from tests.abuse.support import FAST, front_of, gateway, head, ledger, page, raw, scripted, story
 
 MANY = MAX_VALUES * 2
@@ -172,7 +172,7 @@ async def test_one_key_cannot_hold_what_others_need():
             assert not holds()
             assert "gateway_request_body_bytes 900000.0" in await world.metrics()
             assert "gateway_request_body_limit_bytes 2.097152e+06" in await world.metrics()
-            async with httpx2.AsyncClient(base_url=world.admin_url, trust_env=False) as admin:
+            async with loopback.client(base_url=world.admin_url) as admin:
                 totals = (await admin.get("/admin/v1/overview")).json()["totals"]
             assert (totals["body_bytes"], totals["body_bytes_limit"]) == (900_000, 2 * 2**20)
         await world.settled()

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import httpx2
 
 from gateway.observe.rules import ALERTS
+from tests import loopback
 from tests.e2e.browser import Seen, browsing
 from tests.e2e.support import GATEWAY, need, running
 from tests.incidents.scenes import Incident
@@ -130,7 +131,7 @@ async def lookouts(admin_url: str) -> AsyncIterator[Lookouts]:
         ]
         stack.enter_context(running(command, log=folder / "prometheus.log"))
         page = await stack.enter_async_context(browsing(admin_url))
-        http = await stack.enter_async_context(httpx2.AsyncClient(trust_env=False, timeout=10))
+        http = await stack.enter_async_context(loopback.client(timeout=10))
         looking = Lookouts(admin_url, page, url, http)
         await page.until("pool", ".verdict")
         await _scraped(looking)

@@ -17,6 +17,7 @@ from gateway.core.limits import KeyLimits
 from gateway.process import reload
 from gateway.sim.server import SimConfig
 from tests import keyfiles as keys
+from tests import loopback
 from tests.fakelaunch import Script
 from tests.redisserver import redis_server
 from tests.stories.supervised import fleet, launched, machine
@@ -120,7 +121,7 @@ async def kv_full() -> AsyncIterator[Scene]:
 
     async def other() -> None:
         await begun.wait()
-        async with httpx2.AsyncClient(trust_env=False, timeout=60) as http:
+        async with loopback.client(timeout=60) as http:
             while True:
                 reply = await http.post(world.sims[0].url + "/v1/completions", json=body)
                 reply.raise_for_status()

@@ -3,9 +3,9 @@
 import asyncio
 import shutil
 
-import httpx2
 import pytest
 
+from tests import loopback
 from tests.incidents.scenes import INCIDENTS, WITHIN_S
 from tests.redisserver import PROGRAMS
 from tests.stories.support import story
@@ -14,7 +14,7 @@ from tests.stories.support import story
 async def named(incident, admin_url):
     """Ask until the cause is named in time; return the verdict, and the problem that names it."""
     said = {}
-    async with httpx2.AsyncClient(trust_env=False, timeout=10) as http:
+    async with loopback.client(timeout=10) as http:
         try:
             async with asyncio.timeout(WITHIN_S):
                 while True:

@@ -18,6 +18,7 @@ import httpx2
 
 from gateway.sim.server import SimConfig, SimServer
 from tests import keyfiles as keys
+from tests import loopback
 from tests.ports import free_port
 
 PROGRAM = pathlib.Path(sys.executable).with_name("vllm-gateway")
@@ -100,7 +101,7 @@ class Served:
 
     async def serves(self) -> None:
         """Wait until the gateway says that it is ready."""
-        async with asyncio.timeout(30), httpx2.AsyncClient(trust_env=False) as http:
+        async with asyncio.timeout(30), loopback.client() as http:
             while True:
                 with contextlib.suppress(httpx2.HTTPError):
                     if (await http.get(self.admin_url + "/readyz")).status_code == 200:

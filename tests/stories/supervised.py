@@ -30,6 +30,7 @@ from gateway.process import reload
 from gateway.running import run
 from gateway.store.shared import SharedStore
 from tests import keyfiles as keys
+from tests import loopback
 from tests.fakelaunch import Machine, Slot, machine
 from tests.stories.support import World
 
@@ -166,7 +167,7 @@ async def fleet(
             return Supervisor(table, clock, store or own, config, make_launcher=make, timing=timing)
 
         process = build(load_config(path), path, Outlet(), supervise, clock)
-        http = await stack.enter_async_context(httpx2.AsyncClient(trust_env=False, timeout=10))
+        http = await stack.enter_async_context(loopback.client(timeout=10))
         async with asyncio.TaskGroup() as group:
             group.create_task(run(process), name="gateway")
             await process.listening.wait()

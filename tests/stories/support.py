@@ -23,6 +23,7 @@ from gateway.process import Process
 from gateway.running import run
 from gateway.sim.server import SimConfig, SimServer
 from tests import keyfiles as keys
+from tests import loopback
 
 FAST = SimConfig(model="m", speed=0)
 _OFTEN = "interval: 200ms, scrape_interval: 100ms, models_interval: 500ms"
@@ -84,7 +85,7 @@ class World:
         return [line for line in lines if "endpoint" in line]
 
     async def metrics(self) -> str:
-        async with httpx2.AsyncClient(trust_env=False) as http:
+        async with loopback.client() as http:
             return (await http.get(self.admin_url + "/metrics")).text
 
     async def settled(self) -> None:
@@ -136,7 +137,7 @@ async def gateway(
         log = stack.enter_context((folder / "log").open("wb")) if access else None
         outlet = Outlet() if log is None else Outlet(log.fileno())
         process = build(load_config(path), path, outlet, clock=clock)
-        http = await stack.enter_async_context(httpx2.AsyncClient(trust_env=False, timeout=10))
+        http = await stack.enter_async_context(loopback.client(timeout=10))
         async with asyncio.TaskGroup() as group:
             group.create_task(run(process), name="gateway")
             await process.listening.wait()

@@ -184,8 +184,14 @@ async def test_an_operators_order_beats_placement_and_outlives_the_gateway():
         said = adapters.order("m/b1", "a", Order(keep=False, why="it answers nonsense"))
         assert said.startswith("m/b1 unloads a")
         await world.until(lambda: not held(world))
-        (row,) = [each for each in adapters.statuses() if each.backend_id == "m/b1"]
-        assert row.detail == "an operator unloaded it there: it answers nonsense"
+
+        def detail():
+            return next(each.detail for each in adapters.statuses() if each.backend_id == "m/b1")
+
+        told = "an operator unloaded it there: it answers nonsense"
+        await world.until(
+            lambda: detail() == told
+        )  # the unloading is not over as soon as it is seen
         again = Memory(world.process.config.state)
         assert not again.orders("m/b1")["a"].keep
         assert again.orders("m/b2")["a"].keep

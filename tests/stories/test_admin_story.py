@@ -5,9 +5,8 @@ import functools
 import json
 import subprocess
 
-import httpx2
-
 from gateway.sim.server import SimConfig
+from tests import loopback
 from tests.stories.served import PROGRAM, served
 from tests.stories.support import story as story_within
 
@@ -84,7 +83,7 @@ async def test_the_verbs_of_keys_reach_the_keys_of_a_gateway_that_runs_elsewhere
 @story
 async def test_a_key_that_is_made_over_the_api_is_let_in_and_then_not():
     async with served(SimConfig(model="m")) as world:
-        async with httpx2.AsyncClient(trust_env=False) as http:
+        async with loopback.client() as http:
             keys = world.admin_url + "/admin/v1/keys"
             made = (await http.post(keys, json={"name": "new"})).json()
             bearer = {"authorization": f"Bearer {made['key']}"}

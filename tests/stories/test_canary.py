@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 
-import httpx2
 import pytest
 
 from gateway.process import reload
 from gateway.sim.server import SimConfig
 from tests import keyfiles as keys
+from tests import loopback
 from tests.stories.support import FAST, gateway, story
 from tests.stories.test_explain import route, verb
 
@@ -29,7 +29,7 @@ def pools(how):
 
 
 async def overview(world):
-    async with httpx2.AsyncClient(trust_env=False) as http:
+    async with loopback.client() as http:
         told = (await http.get(world.admin_url + "/admin/v1/overview")).json()
     return told["pools"][0]["canary"]
 

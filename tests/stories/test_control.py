@@ -5,7 +5,6 @@ import contextlib
 import functools
 import json
 
-import httpx2
 import pytest
 
 from gateway.config.models import Config
@@ -14,6 +13,7 @@ from gateway.core.types import Endpoint, Phase
 from gateway.pools.table import PoolTable
 from gateway.sim.server import SimConfig, SimServer
 from gateway.watch.discovery import Watchers
+from tests import loopback
 from tests.stories.stubs import free_url, page, stub
 
 FAST = {
@@ -235,7 +235,7 @@ async def test_a_frozen_engine_is_down_though_health_is_200_and_ready_when_it_mo
     async with (
         SimServer(SimConfig(model="m", decode_step_s=0.02)) as sim,
         watching([sim.url]) as watched,
-        httpx2.AsyncClient(trust_env=False) as http,
+        loopback.client() as http,
     ):
         await watched.ready()
         body = {"model": "m", "prompt": "hello", "max_tokens": 2000}
@@ -260,7 +260,7 @@ async def test_a_lone_prompt_that_takes_longer_to_read_than_the_patience_is_prog
     async with (
         SimServer(slow) as sim,
         watching([sim.url]) as watched,
-        httpx2.AsyncClient(trust_env=False) as http,
+        loopback.client() as http,
     ):
         await watched.ready()
         body = {"model": "m", "prompt": [7] * 3000, "max_tokens": 2}

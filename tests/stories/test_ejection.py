@@ -7,6 +7,7 @@ import httpx2
 
 from gateway.core.types import Phase
 from gateway.sim.server import SimConfig
+from tests import loopback
 from tests.stories.support import FAST, gateway, story
 from tests.stories.test_supervision_signs import Forward
 
@@ -18,7 +19,7 @@ def chats(sim):
 
 
 async def overview(world):
-    async with httpx2.AsyncClient(trust_env=False) as http:
+    async with loopback.client() as http:
         return (await http.get(world.admin_url + "/admin/v1/overview")).json()
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 
-import httpx2
 import pytest
 
 from gateway.sim.server import SimConfig
+from tests import loopback
 from tests.stories.fakes import serving
 from tests.stories.plainservers import Plain
 from tests.stories.support import frames, gateway, story
@@ -93,7 +93,7 @@ async def test_its_load_is_its_concurrency_limit():
     async with plain_gateway(plain, pool=pool) as world:
         backend = world.process.table.get("m/b1")
         assert backend.sample is None
-        async with httpx2.AsyncClient(trust_env=False) as http:
+        async with loopback.client() as http:
             told = (await http.get(world.admin_url + "/admin/v1/overview")).json()
         shown = told["pools"][0]["backends"][0]
         assert (shown["engine"], shown["running"], shown["window_tokens"]) == ("openai", None, None)

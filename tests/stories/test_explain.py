@@ -8,13 +8,12 @@ import json
 import sys
 from pathlib import Path
 
-import httpx2
-
 from gateway.core.limits import KeyLimits
 from gateway.core.traffic import Queued
 from gateway.process import reload
 from gateway.sim.server import SimConfig
 from tests import keyfiles as keys
+from tests import loopback
 from tests.stories.support import gateway, story
 
 LONG = SimConfig(model="m", reply_tokens=4000)  # 40 s: as long as it is listened to
@@ -32,7 +31,7 @@ PROGRAM = Path(sys.executable).with_name("vllm-gateway")
 
 @contextlib.asynccontextmanager
 async def admin(world):
-    async with httpx2.AsyncClient(trust_env=False, base_url=world.admin_url + "/admin/v1/") as http:
+    async with loopback.client(base_url=world.admin_url + "/admin/v1/") as http:
         yield http
 
 

@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import json
 
-import httpx2
 import zmq.asyncio
 from tokenizers import Tokenizer
 
@@ -14,6 +13,7 @@ from gateway.core.aio import SystemClock
 from gateway.prefix.ranked import precise_engines
 from gateway.process import reload
 from gateway.watch.engine_events import EngineEvents
+from tests import loopback
 from tests.kvengine import Engine
 from tests.stories.fakeevents import Publisher
 from tests.stories.stubs import page, stub
@@ -77,7 +77,7 @@ def asked(world):
 
 
 async def kv_events(world):
-    async with httpx2.AsyncClient(trust_env=False) as http:
+    async with loopback.client() as http:
         told = (await http.get(world.admin_url + "/admin/v1/overview")).json()
     return [each["kv_events"] for each in told["pools"][0]["backends"]]
 

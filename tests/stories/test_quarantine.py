@@ -8,10 +8,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import httpx2
 import pytest
 
 from gateway.sim.server import SimConfig
+from tests import loopback
 from tests.stories.stubs import page, stub
 from tests.stories.support import FAST, frames, gateway, story
 
@@ -30,7 +30,7 @@ def poisoned(world):
 
 
 async def admin(world, path, order=None):
-    async with httpx2.AsyncClient(trust_env=False, base_url=world.admin_url) as http:
+    async with loopback.client(base_url=world.admin_url) as http:
         reply = await (http.get(path) if order is None else http.post(path, json=order))
         return reply.json()
 

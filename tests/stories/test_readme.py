@@ -16,6 +16,7 @@ import httpx2
 import pytest
 
 from gateway.sim.server import SimConfig, SimServer
+from tests import loopback
 from tests.ports import free_port
 from tests.stories.served import PROGRAM
 from tests.stories.support import story as story_within
@@ -241,7 +242,7 @@ async def before_it_runs(newcomer: Newcomer) -> None:
 async def while_it_serves(newcomer: Newcomer) -> None:
     url = f"http://127.0.0.1:{newcomer.port}"
     headers = {"authorization": f"Bearer {newcomer.names['KEY']}"}
-    async with httpx2.AsyncClient(base_url=url, headers=headers, trust_env=False) as client:
+    async with loopback.client(base_url=url, headers=headers) as client:
         async with asyncio.timeout(30):
             while not await is_ready(client):
                 await asyncio.sleep(0.05)

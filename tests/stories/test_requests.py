@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 
-import httpx2
-
 from gateway.sim.server import SimConfig
+from tests import loopback
 from tests.stories.support import FAST, gateway, story
 from tests.stories.test_explain import LONG, ONE_PLACE, admin, held, verb, waiting
 
@@ -127,7 +126,7 @@ async def test_every_kind_of_end_can_be_found_and_the_last_error_by_its_key():
         await world.chat(headers={"x-request-id": "good"})
         await world.chat(model="nope", headers={"x-request-id": "no-model"})
         await world.chat(SECRET_WORD * 40_000, headers={"x-request-id": "too-long"})
-        async with httpx2.AsyncClient(trust_env=False, base_url=world.url) as http:
+        async with loopback.client(base_url=world.url) as http:
             wrong = {"authorization": "Bearer gw_wrong", "x-request-id": "stranger"}
             assert (
                 await http.post("/v1/chat/completions", json={}, headers=wrong)

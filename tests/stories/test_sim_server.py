@@ -14,6 +14,7 @@ import uvloop
 
 from gateway.sim.faults import NAMES
 from gateway.sim.server import SimConfig, SimServer
+from tests import loopback
 
 FAST = SimConfig(model="m", adapters=("a", "b"), speed=0)
 CHAT = "/v1/chat/completions"
@@ -44,7 +45,7 @@ def story(test):
 
 
 def client(sim: SimServer, **more) -> httpx2.AsyncClient:
-    return httpx2.AsyncClient(base_url=sim.url, trust_env=False, timeout=10, **more)
+    return loopback.client(base_url=sim.url, timeout=10, **more)
 
 
 def ask(text: str = "hello", **more):

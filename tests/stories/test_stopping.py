@@ -9,6 +9,7 @@ import httpx2
 import pytest
 
 from gateway.sim.server import SimConfig
+from tests import loopback
 from tests.stories.served import served
 from tests.stories.support import FAST, frames
 from tests.stories.support import story as story_within
@@ -24,11 +25,11 @@ async def ask(http, **more):
 
 
 def client(world):
-    return httpx2.AsyncClient(trust_env=False, timeout=30, base_url=world.url, headers=world.bearer)
+    return loopback.client(timeout=30, base_url=world.url, headers=world.bearer)
 
 
 async def readiness(world):
-    async with httpx2.AsyncClient(trust_env=False, base_url=world.url) as http:
+    async with loopback.client(base_url=world.url) as http:
         return (await http.get("/readyz")).status_code
 
 

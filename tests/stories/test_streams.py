@@ -10,6 +10,7 @@ import pytest
 
 from gateway.sim.server import SimConfig, SimServer
 from tests import keyfiles as keys
+from tests import loopback
 from tests.stories.stubs import free_url
 from tests.stories.support import story
 
@@ -31,7 +32,7 @@ def test_a_closed_stream_does_not_stop_the_start(closed, tmp_path):
                 "sh", "-c", f'exec "$0" serve -c gateway.yaml {closed}', PROGRAM, cwd=tmp_path
             )
             try:
-                async with httpx2.AsyncClient(trust_env=False, base_url=f"http://{public}") as http:
+                async with loopback.client(base_url=f"http://{public}") as http:
                     while not await ready(http, program):
                         await asyncio.sleep(0.05)
                     body = {"model": "m", "max_tokens": 2, "messages": []}

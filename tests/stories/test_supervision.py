@@ -11,7 +11,6 @@ import re
 import signal
 import sys
 
-import httpx2
 import pytest
 
 from gateway.core.events import EventKind
@@ -21,6 +20,7 @@ from gateway.heal.fleet import launcher_of
 from gateway.heal.observed import Timing
 from gateway.heal.states import Starting
 from gateway.launch.launcher import Obstacle
+from tests import loopback
 from tests.fakelaunch import Script
 from tests.stories.supervised import fleet, launched, machine, managed
 from tests.stories.support import story
@@ -87,7 +87,7 @@ WITH_LORA = {"enable-lora": True, "max-cpu-loras": 4}
 async def load(world, name, path):
     body = {"lora_name": name, "lora_path": path}
     url = f"http://127.0.0.1:{world.slot().port}/v1/load_lora_adapter"
-    async with httpx2.AsyncClient(trust_env=False) as http:
+    async with loopback.client() as http:
         assert (await http.post(url, json=body)).status_code == 200
 
 
@@ -147,7 +147,7 @@ async def test_an_adapter_that_runs_is_known_before_the_model_list_is_due():
             read = len(world.slot().sim.received("/v1/models"))
             body = {"model": "sql", "prompt": "hello", "max_tokens": 2000}
             url = f"http://127.0.0.1:{world.slot().port}/v1/completions"
-            async with asyncio.TaskGroup() as group, httpx2.AsyncClient(trust_env=False) as http:
+            async with asyncio.TaskGroup() as group, loopback.client() as http:
                 asked = group.create_task(http.post(url, json=body, timeout=30))
                 await world.until(lambda: world.unit().adapters == {"sql": "/adapters/sql-7"})
                 asked.cancel()

@@ -6,7 +6,6 @@ import asyncio
 import re
 import sys
 
-import httpx2
 import pytest
 
 from gateway.core.events import EventKind
@@ -16,6 +15,7 @@ from gateway.heal.fleet import launcher_of
 from gateway.heal.observed import Timing
 from gateway.heal.states import Failed, Serving, Starting, Suspect
 from gateway.launch.launcher import Obstacle
+from tests import loopback
 from tests.fakelaunch import Script
 from tests.stories.supervised import fleet, launched, machine, managed, pool
 from tests.stories.support import story
@@ -38,7 +38,7 @@ async def hold(world):
 async def somebody_else_asks(world):
     body = {"model": "m", "prompt": "a", "max_tokens": 20}
     url = f"http://127.0.0.1:{world.slot().port}/v1/completions"
-    async with httpx2.AsyncClient(trust_env=False) as http:
+    async with loopback.client() as http:
         assert (await http.post(url, json=body)).status_code == 200
 
 

@@ -22,6 +22,7 @@ from gateway.core.types import Endpoint, Phase, RequestRecord
 from gateway.core.types import Outcome as RequestOutcome
 from gateway.heal.decisions import Why
 from gateway.heal.fleet import launcher_of
+from tests import loopback
 from tests.stories.supervised import fleet, launched, machine
 from tests.stories.support import story
 from tests.stories.test_supervision import SERVER
@@ -214,7 +215,7 @@ async def asked(*slots, streams=6):
         with contextlib.suppress(httpx2.HTTPError):
             await http.post(f"http://127.0.0.1:{slot.port}/v1/completions", json=body)
 
-    async with httpx2.AsyncClient(trust_env=False, timeout=None) as http:
+    async with loopback.client(timeout=None) as http:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(ask(http, slot)) for slot in slots for _ in range(streams)]
             try:

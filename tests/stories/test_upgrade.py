@@ -15,6 +15,7 @@ import pytest
 
 from gateway.launch import proc
 from gateway.sim.server import SimConfig
+from tests import loopback
 from tests.ports import free_port
 from tests.stories.served import PROGRAM, Served, runs, served
 from tests.stories.support import FAST, frames
@@ -30,9 +31,7 @@ def chat(text="hello", **more):
 
 def client(world, **more):
     headers = {"authorization": f"Bearer {world.key}"}
-    return httpx2.AsyncClient(
-        trust_env=False, timeout=30, base_url=world.url, headers=headers, **more
-    )
+    return loopback.client(timeout=30, base_url=world.url, headers=headers, **more)
 
 
 async def ask(http, **more):
@@ -40,7 +39,7 @@ async def ask(http, **more):
 
 
 async def admin(world, path):
-    async with httpx2.AsyncClient(trust_env=False, base_url=world.admin_url) as http:
+    async with loopback.client(base_url=world.admin_url) as http:
         return (await http.get(path)).json()
 
 
@@ -329,7 +328,7 @@ async def test_a_restart_that_is_ordered_is_carried_out_after_the_upgrade_and_cu
         async with http.stream("POST", "/v1/chat/completions", json=body) as reply:
             pieces = reply.aiter_text()
             text = await anext(pieces)
-            async with httpx2.AsyncClient(trust_env=False, base_url=world.admin_url) as other:
+            async with loopback.client(base_url=world.admin_url) as other:
                 path = "/admin/v1/backends/m/b1:restart"
                 ordered = await other.post(path, json={"force": True, "reason": "a leak"})
                 assert ordered.json()["changed"], ordered.text
@@ -456,7 +455,7 @@ async def test_a_server_that_a_reload_takes_away_after_an_upgrade_finishes_what_
 
 
 async def order(world, what, body):
-    async with httpx2.AsyncClient(trust_env=False, base_url=world.admin_url) as http:
+    async with loopback.client(base_url=world.admin_url) as http:
         reply = await http.post(f"/admin/v1/{what}", json=body)
         assert reply.is_success, reply.text
 

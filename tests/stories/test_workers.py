@@ -17,7 +17,7 @@ import pytest
 from gateway.core.limits import KeyLimits
 from gateway.sim.server import SimConfig
 from gateway.workers import parent
-from tests import keyfiles
+from tests import keyfiles, loopback
 from tests.ports import free_port
 from tests.stories.served import PROGRAM, runs, served
 from tests.stories.support import FAST
@@ -30,9 +30,7 @@ TWO = "workers: 2\nshutdown: {grace: 3s}"
 
 def client(world, **more):
     headers = {"authorization": f"Bearer {world.key}"}
-    return httpx2.AsyncClient(
-        trust_env=False, timeout=30, base_url=world.url, headers=headers, **more
-    )
+    return loopback.client(timeout=30, base_url=world.url, headers=headers, **more)
 
 
 async def ask(http, **more):
@@ -52,12 +50,12 @@ def limited(**limits):
 
 
 async def admin(world, path="/admin/v1/overview"):
-    async with httpx2.AsyncClient(trust_env=False, base_url=world.admin_url, timeout=20) as http:
+    async with loopback.client(base_url=world.admin_url, timeout=20) as http:
         return (await http.get(path)).json()
 
 
 async def order(world, path, body):
-    async with httpx2.AsyncClient(trust_env=False, base_url=world.admin_url, timeout=20) as http:
+    async with loopback.client(base_url=world.admin_url, timeout=20) as http:
         return await http.post(f"/admin/v1/{path}", json=body)
 
 
@@ -392,7 +390,7 @@ async def test_the_gateway_is_ready_when_all_workers_were():
 
 
 async def page(world, path):
-    async with httpx2.AsyncClient(trust_env=False, base_url=world.admin_url, timeout=20) as http:
+    async with loopback.client(base_url=world.admin_url, timeout=20) as http:
         return (await http.get(path)).text
 
 
