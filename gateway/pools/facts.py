@@ -76,6 +76,7 @@ class HealthState(msgspec.Struct, frozen=True):
     up: bool = False  # the verdict of the probes
     models_known: bool = False  # the model list was read since it last came up
     trouble: str = "new"  # the latest failure while it is not up
+    forgot_at: float = -math.inf  # when all was forgotten, as another process begins
     probed_at: float = -math.inf  # when the last probe that has ended was sent
     probe_failure: str = ""  # why that one failed; empty: it did not
     probe_passes: int = 0  # in a row

@@ -171,7 +171,7 @@ def tend(state: HealthState, tending: Tending | None, at: float, policy: Policy)
         return state
     before = state.tended.phase if state.tended is not None else None
     if tending is not None and (tending.fresh or tending.phase is Phase.STARTING is not before):
-        state = replace(_trusted(_fall(state, "new")), started=False)
+        state = replace(_trusted(_fall(state, "new")), started=False, forgot_at=at)
     return _judged(replace(state, tended=tending), at, policy)
 
 

@@ -50,14 +50,19 @@ class Prober:
             await self._is_well(timeout_s)
             if not self.backend.health.models_known:
                 self.described = False
-                self.report(await self._models(timeout_s))
+                self._tell(await self._models(timeout_s), asked_at)
         except FetchError as failed:
             if failed.reason.endswith("ours") and self.backend.health.up:
                 return  # it was not asked, so nothing speaks against it
             self.without_health = False  # another server may come up there
-            self.report(ProbeFailed(self.clock.now(), failed.reason, asked_at))
+            self._tell(ProbeFailed(self.clock.now(), failed.reason, asked_at), asked_at)
         else:
-            self.report(ProbePassed(self.clock.now(), asked_at))
+            self._tell(ProbePassed(self.clock.now(), asked_at), asked_at)
+
+    def _tell(self, seen: Observation, asked_at: float) -> None:
+        """Report what was seen, unless another process has begun since it was asked for."""
+        if self.backend.health.forgot_at <= asked_at:
+            self.report(seen)
 
     async def _is_well(self, timeout_s: float) -> None:
         if self.backend.plain and self.without_health:
@@ -75,6 +80,7 @@ class Prober:
         """Read the model list of a backend that is up again; a failure keeps what was known."""
         if not self.backend.health.models_known:
             return
+        asked_at = self.clock.now()
         try:
             seen = await self._models(timeout_s)
         except FetchError as failed:
@@ -86,7 +92,7 @@ class Prober:
         if (
             self.backend.health.models_known
         ):  # else it went down meanwhile: that list is its old one
-            self.report(seen)
+            self._tell(seen, asked_at)
 
     async def _models(self, timeout_s: float) -> ModelsSeen:
         try:
