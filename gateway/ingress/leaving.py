@@ -13,7 +13,7 @@ after a failure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec import structs
 
@@ -25,6 +25,7 @@ from gateway.pools.table import Backend, PoolTable
 from gateway.resume.recited import RecitedStream
 from gateway.resume.stream import TrailedStream
 from gateway.resume.trail import Trail
+from gateway.resume.transcript import Transcript
 from gateway.routing.choice import failed_at
 from gateway.upstream.silence import Silence
 
@@ -83,7 +84,7 @@ class Leaving:
 
     def _rest(self, ask: Ask, stream: TrailedStream, left: Backend) -> Ask:
         """Return the ask for what is left of a stream; what was said is counted by its events."""
-        said, demand = stream.events, stream.demand  # `ask.demand` may be that of a rest
+        said, demand = stream.events, stream.asked[1]  # `ask.demand` may be that of a rest
         limit = demand.max_new_tokens
         demand = Demand(
             demand.prompt_tokens + said,
@@ -102,8 +103,13 @@ class Leaving:
         return rest
 
 
-def pass_over(ask: Ask, stream: TrailedStream, backends: Iterable[Backend]) -> bool:
-    """Have a stream's rest not go to engines that are too old for it; whether there are any."""
+def pass_over(ask: Ask, stream: TrailedStream, backends: Sequence[Backend]) -> bool:
+    """Have a stream's rest not go to engines that cannot go on with it; whether some are only too old."""
+    if isinstance(stream.trail, Transcript):
+        return False
+    for each in backends:
+        if each.plain:  # it takes no token ids, or those of another tokenizer
+            failed_at(ask, each)
     if not stream.needs_ids_in_chats:
         return False
     old = [each for each in backends if not each.chats_take_ids]

@@ -12,10 +12,11 @@ from msgspec import structs
 
 from gateway.admission.gate import Gate
 from gateway.core.aio import beside
-from gateway.core.types import SERVING, Ask, Chance, Demand, Endpoint, Phase, RequestRecord
+from gateway.core.types import SERVING, Ask, Call, Chance, Demand, Endpoint, Phase, RequestRecord
 from gateway.counting.context import bound, settle, unsettled
 from gateway.counting.ids import Tokens
 from gateway.counting.offers import offers_of
+from gateway.ingress.downstream import Downstream
 from gateway.ingress.settings import Settings
 from gateway.pools.table import Backend, PoolTable
 from gateway.prefix.hashing import FIRST_BYTES, READ, PrefixHasher, written_salt
@@ -213,10 +214,22 @@ class Measuring:
         record.moved += moved
         if record.usage is not None:  # its client may leave before the next one tells anything
             record.usage = structs.replace(record.usage, completion_tokens=stream.events)
-        ask.call, ask.demand = rest
-        ask.prefix = None
-        ask.need = self.gate.needs.of(ask.call, ask.demand, ask.caller, ask.route.window_tokens)
+        self._asks(ask, *rest)
         return True
+
+    def anew(self, down: Downstream, ask: Ask, stream: TrailedStream) -> None:
+        """Have an ask be for all of its stream again, of which its client has nothing yet."""
+        call, demand = stream.asked
+        if (
+            down.asked is not None and down.asked.places is not None
+        ):  # the stream keeps no large body
+            call = structs.replace(down.asked, tells_ids=call.tells_ids)
+        self._asks(ask, call, demand)
+        down.trailed = None
+
+    def _asks(self, ask: Ask, call: Call, demand: Demand) -> None:
+        ask.call, ask.demand, ask.prefix = call, demand, None
+        ask.need = self.gate.needs.of(call, demand, ask.caller, ask.route.window_tokens)
 
     def _note(
         self, record: RequestRecord, ask: Ask, demand: Demand, blocks: PromptBlocks | None = None

@@ -82,32 +82,45 @@ class Retrying:
             return True  # nobody had its rest
         if isinstance(stream, RecitedStream) and stream.lacks_its_end:
             return False  # nobody is asked: `Passing.ends`
-        too_old = (
-            stream is not None
-            and stream.awaits
-            and pass_over(ask, stream, self._table.backends(ask.route.pool))
-        )
-        chance = self._gate.chance(ask) if ask.place is None else Chance.NOW
-        if stream is not None:
-            pause_s = 0.0
-            if isinstance(error, EngineFull) and stream.awaits and chance is Chance.NEVER:
-                del ask.tried[backend.id]  # it is the only one, and well
-                chance, pause_s = self._gate.chance(ask), attempts.rest_pause_s(error)
-            moved = isinstance(error, StreamMoved)
-            if self._measuring.rest(record, ask, stream, chance, moved=moved):
-                await _pause(slot, pause_s)
-                return False
-            if down.started:
-                nobody = Barrier.OLD_ENGINE if too_old else Barrier.NO_BACKEND
-                record.not_resumed = stream.barrier or nobody
+        if stream is not None and await self._goes_on(down, ask, backend, slot, error, stream):
+            return False
+        chance = self._chance(ask)
         step = self._next(down, record, ask, error, chance, over=over)
         if step is attempts.Next.TELL:
             raise engine_refused(ask, error) if isinstance(error, EngineFull) else error
         self._ledger.retried(ask.route.pool, step.value)
         if step is attempts.Next.AGAIN:
-            del ask.tried[backend.id]
+            ask.tried.pop(backend.id, None)
+        if stream is not None and stream.went_on:
+            self._measuring.anew(down, ask, stream)
         await _pause(slot, attempts.pause_s(step, error, record.attempts, self._rng.random()))
         return step is attempts.Next.FRESH_CONNECTION
+
+    async def _goes_on(
+        self, down: Downstream, ask: Ask, backend: Backend, slot: Slot, error: UpstreamError | EngineFull,
+        stream: TrailedStream,
+    ) -> bool:  # fmt: skip
+        """Have an ask be for what is left of its stream; False, and the ask is as it was, where nobody can go on."""
+        record, tried, too_old = down.record, ask.tried, False
+        assert record is not None
+        if stream.awaits:
+            ask.tried = {**tried}
+            too_old = pass_over(ask, stream, self._table.backends(ask.route.pool))
+        chance, pause_s = self._chance(ask), 0.0
+        if isinstance(error, EngineFull) and stream.awaits and chance is Chance.NEVER:
+            del ask.tried[backend.id]  # it is the only one, and well
+            chance, pause_s = self._gate.chance(ask), attempts.rest_pause_s(error)
+        if self._measuring.rest(record, ask, stream, chance, moved=isinstance(error, StreamMoved)):
+            await _pause(slot, pause_s)
+            return True
+        if down.started:
+            nobody = Barrier.OLD_ENGINE if too_old else Barrier.NO_BACKEND
+            record.not_resumed = stream.barrier or nobody
+        ask.tried = tried  # who cannot go on with it may begin it anew
+        return False
+
+    def _chance(self, ask: Ask) -> Chance:
+        return self._gate.chance(ask) if ask.place is None else Chance.NOW
 
     def _next(
         self, down: Downstream, record: RequestRecord, ask: Ask, error: UpstreamError | EngineFull,
@@ -266,8 +279,8 @@ class Retrying:
         record.failed = (*record.failed, failed)
         if self._table.get(backend.id) is backend:  # else a reload gave its name to another server
             self._table.observe(backend.id, TrafficFailed(now, error.ending, backend.tries(slot)))
-        if isinstance(error, EngineFull):
-            record.usage = None  # it did nothing, as its refusal says
+        if isinstance(error, EngineFull):  # it did nothing, as its refusal says
+            record.usage = record.usage if record.resumed else None
         elif not isinstance(error, StreamMoved):
             self._ledger.upstream_failed(backend.id, error.ending, hard=is_hard(error.ending))
         if isinstance(error, MisdirectedReply):

@@ -91,7 +91,7 @@ class RecitedStream(TrailedStream):
     @property
     def call(self) -> Call:
         """What was asked for."""
-        return self._asked[0]
+        return self.asked[0]
 
     @property
     def wants_ids(self) -> bool:
@@ -163,20 +163,20 @@ class RecitedStream(TrailedStream):
         """See `TrailedStream`: only where the token ids of all that was shown are known."""
         if not self.could_leave or (reached := self.trail.reached()) is None:
             return False
-        limit = limit_of(*self._asked)
+        limit = limit_of(*self.asked)
         return limit is None or reached.said_tokens < limit
 
     @property
     def lacks_its_end(self) -> bool:
         """Whether it broke off behind the last token that it may have, as its ids prove: only its end was not told."""
-        limit, reached = limit_of(*self._asked), self.trail.reached()
+        limit, reached = limit_of(*self.asked), self.trail.reached()
         if self.cut is None or self.barrier is not None or limit is None or reached is None:
             return False
         return reached.said_tokens >= limit and not reached.again
 
     def told_end(self) -> bytes:
         """Return the end of a stream that lacks nothing else: it has as many tokens as it may have."""
-        limit, reached = limit_of(*self._asked), self.trail.reached()
+        limit, reached = limit_of(*self.asked), self.trail.reached()
         assert limit is not None
         assert reached is not None
         self.cut = self.failed = self.fault = None

@@ -79,16 +79,19 @@ def without(frame: bytes, shown: Shown | None, again: str) -> tuple[bytes, str] 
     """Return a chunk without text that its client has, and what of that text it does not say.
 
     `shown` is what the chunk shows, `again` what is to be said again. The chunk is empty where that is all
-    of it. None: it says something else, or ends before it has said all.
+    of it. None: it says something else, or comes to a good end before it has said all.
     """
     chunk = decode_or_none(_OBJECT, frame[6:])
     if shown is None or chunk is None:
         return None
     for choice in chunk.get("choices") or ():
+        reason = choice.get("finish_reason")
+        if reason is not None and reason not in GOOD_REASONS:
+            return frame, again
         if not (shown.text.startswith(again) or again.startswith(shown.text)):
             return None
         new, again = shown.text[len(again) :], again[len(shown.text) :]
-        if not new and choice.get("finish_reason") is None:
+        if not new and reason is None:
             return b"", again
         if again:
             return None

@@ -38,6 +38,7 @@ _HOLD_BYTES: Final = 1024 * 1024  # of half a frame; the ids of a prompt are all
 _MOST_FAILURES: Final = 3
 _MOST_UNSURE: Final = 16_384  # tokens
 _ROLE: Final = b'"delta":{"role":'
+_ANY_CHOICES: Final = b'"choices"'  # however a server writes JSON
 _fault: Final = partial(Fault, 502, "server_error", "backend_error")
 _BEGAN_ANEW: Final = _fault("The stream could not be resumed on another backend.")
 _TOO_LONG: Final = _fault("The backend sent a frame that is larger than 1 MiB.")
@@ -47,19 +48,13 @@ class TrailedStream(StreamWatch):
     """Looks on as a `StreamWatch` does, at what the client gets of all backends."""
 
     __slots__ = (
-        "_again", "_asked", "_completes", "_exact", "_expects", "_failures", "_head",
-        "_in_step", "_partial", "_reached", "_veil", "barrier", "cut", "offers", "resumable", "trail",
+        "_again", "_completes", "_exact", "_expects", "_failures", "_head",
+        "_in_step", "_partial", "_reached", "_veil", "asked", "barrier", "cut", "offers", "resumable", "trail",
     )  # fmt: skip
 
     def __init__(
-        self,
-        call: Call,
-        demand: Demand,
-        *,
-        request_id: str,
-        veil: bool = False,
-        by_text: bool = False,
-    ) -> None:
+        self, call: Call, demand: Demand, *, request_id: str, veil: bool = False, by_text: bool = False
+    ) -> None:  # fmt: skip
         """`veil` hides how much of the prompt was cached; `by_text` has another go on by the text."""
         super().__init__(
             call.dialect, choices=1, hide_usage=call.hides_usage, request_id=request_id
@@ -67,7 +62,7 @@ class TrailedStream(StreamWatch):
         self.trail = self._new_trail(call, self.shape, by_text=by_text)
         self._veil = Veil() if veil else None
         self.cut: Fault | None = None  # it broke off here, and may go on
-        self._asked = kept(call), demand
+        self.asked = kept(call), demand  # all of it
         self._completes = False  # who writes now writes a completion
         self._again = ""  # what is said again, and was shown before
         self._expects = Expected("")  # of the first text after the seam
@@ -109,7 +104,7 @@ class TrailedStream(StreamWatch):
         if self.trail.strayed:
             self.resumable = False
             return self._end(_BEGAN_ANEW)
-        if self._reached is not None and not self.trail.proven and CHOICES in data:
+        if self._unheard and _ANY_CHOICES in data:
             return self._end(_BEGAN_ANEW)  # it does not tell what it was given: another one may
         out = super().feed(ours) if ours else b""
         held = self._partial or self._carry or self._held or self._again or self._expects.kind
@@ -159,7 +154,7 @@ class TrailedStream(StreamWatch):
             return b""
         prompt, reply = counts
         self.usage = Usage(prompt, reply, UsageSource.COUNTED)
-        return counted(self._head, prompt, reply) if self._asked[0].wants_usage else b""
+        return counted(self._head, prompt, reply) if self.asked[0].wants_usage else b""
 
     def _unveiled(self, last: bytes) -> bytes:
         """Return the last bytes of a backend, with what was held back to hide counts in it."""
@@ -185,11 +180,6 @@ class TrailedStream(StreamWatch):
         self.barrier = self._barrier()
 
     @property
-    def demand(self) -> Demand:
-        """What the whole of it needs."""
-        return self._asked[1]
-
-    @property
     def went_on(self) -> bool:
         """Whether another backend than the first one writes it, or is to."""
         return self._reached is not None
@@ -197,7 +187,12 @@ class TrailedStream(StreamWatch):
     @property
     def awaits(self) -> bool:
         """Whether it broke off, and nothing came of the rest yet."""
-        return self.cut is not None or (self._reached is not None and not self.trail.proven)
+        return self.cut is not None or self._unheard
+
+    @property
+    def _unheard(self) -> bool:
+        """Whether nothing came of the rest that was asked for last."""
+        return self._reached is not None and not self.trail.proven
 
     @property
     def answering(self) -> bool:
@@ -211,7 +206,7 @@ class TrailedStream(StreamWatch):
         """Whether it can be cut now, where its backend still writes, so that another one goes on."""
         if self.ended or self.awaits or not self._goes_on():
             return False
-        limit = limit_of(*self._asked)
+        limit = limit_of(*self.asked)
         return limit is None or self.trail.said_tokens < limit
 
     def rest(self, *, moved: bool = False) -> tuple[Call, Demand] | None:
@@ -219,12 +214,11 @@ class TrailedStream(StreamWatch):
 
         `moved` tells that no backend failed.
         """
-        goes_on = self.awaits and self.resumable and self.barrier is not Barrier.SEAM
-        reached = self.trail.reached() if goes_on else None
-        if reached is None:
+        if not (self.awaits and self.resumable) or self.barrier is Barrier.SEAM:
             return None
-        rest = rest_of(*self._asked, reached, self.offers)
-        if rest is None:
+        reached = self._reached if self._unheard else self.trail.reached()
+        rest = None if reached is None else rest_of(*self.asked, reached, self.offers)
+        if reached is None or rest is None:
             return None
         self.trail.go_back(reached, self._head)
         self._reached, self._again = reached, reached.again
@@ -240,7 +234,7 @@ class TrailedStream(StreamWatch):
     @property
     def needs_ids_in_chats(self) -> bool:
         """Whether its rest is a chat that stands in token ids: only a vLLM since 0.27 takes that."""
-        call = self._asked[0]
+        call = self.asked[0]
         if isinstance(self.trail, Transcript) or call.dialect is Dialect.COMPLETIONS:
             return False
         return self.trail.said_tokens > 0 or not has_messages(call)
@@ -248,7 +242,7 @@ class TrailedStream(StreamWatch):
     @property
     def may_complete(self) -> bool:
         """Whether a completion in place of that chat would say the same: no parser has a part in it."""
-        return self.trail.is_plain and not offers_tools(self._asked[0])
+        return self.trail.is_plain and not offers_tools(self.asked[0])
 
     def sent(self, call: Call, *, takes_ids: bool, room_tokens: int) -> Call:
         """Return `call`, which is for this stream, as it is sent to a backend: its rest maybe as a completion."""
@@ -278,7 +272,7 @@ class TrailedStream(StreamWatch):
             return Barrier.STRAYED
         if not self.resumable:
             return Barrier.FAILURES
-        call, trail = self._asked[0], self.trail
+        call, trail = self.asked[0], self.trail
         if self._exact is None:
             by_text = isinstance(trail, Transcript)
             self._exact = may_go_on(call) and (not by_text or takes_text(call))
@@ -286,6 +280,8 @@ class TrailedStream(StreamWatch):
             return Barrier.REQUEST
         if self._long is not None or not trail.leads_on:  # a part of a frame was passed on
             return Barrier.REPLY
+        if self._unheard:  # its seam was found before
+            return None
         if self._again or (trail.reasoned and trail.again):
             return Barrier.SEAM
         if not joins(call, trail.tail, trail.again):
@@ -302,7 +298,7 @@ class TrailedStream(StreamWatch):
             return []
         if self.barrier is not Barrier.SEAM and (self.barrier is not None or not trail.parsed):
             return []
-        unsure = trail.unsure if joins(self._asked[0], trail.tail + trail.again, "") else []
+        unsure = trail.unsure if joins(self.asked[0], trail.tail + trail.again, "") else []
         return unsure if len(unsure) <= _MOST_UNSURE else []
 
     def _judge_chunk(self, frame: bytes, payload: bytes) -> bytes:

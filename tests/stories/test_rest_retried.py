@@ -4,11 +4,17 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from gateway.core.aio import start
 from gateway.pools.health import Order
+from tests.stories.fakes import serving
 from tests.stories.support import gateway, story
-from tests.stories.test_resume import PATHS, SIM, THREE, anonymous, read
+from tests.stories.test_resume import PATHS, SIM, THREE, anonymous, chunks, read, text
+
+UNLIKE = {"id": "", "created": 0}  # in two streams
 
 
 async def warmed(world):
@@ -49,6 +55,84 @@ def test_a_rest_that_the_last_backend_has_no_room_for_is_sent_there_again(refusa
                 assert b'"error"' in resumed
             await world.settled()
             assert world.access_lines()[-1]["attempts"] == min(2 + refusals, 4)
+
+    check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "other",
+    ["refuse", "http_500", "admission_503@1", "reset_before_headers", "error_frame_after:0"],
+)
+def test_what_was_shown_beyond_the_seam_is_said_once_though_the_first_to_go_on_fails(path, other):
+    """With a stop string there is such text."""
+
+    @story
+    async def check():
+        more = {"stop": ["never said"]}
+        async with gateway(SIM, SIM, SIM, pools=THREE) as world:
+            whole = await read(world, path, **more)
+            resumed = await read(world, path, "reset_after:20", others=[other], **more)
+            assert text(resumed) == text(whole)
+            assert chunks(resumed)[-1] | UNLIKE == chunks(whole)[-1] | UNLIKE
+
+    check()
+
+
+@story
+async def test_what_was_told_is_counted_though_the_rest_is_refused():
+    async with gateway(SIM, SIM, access=True) as world:
+        broken = await read(world, fault="reset_after:7", others=["admission_503@3"])
+        assert b'"error"' in broken
+        await world.settled()
+        assert world.access_lines()[-1]["completion_tokens"] == 7
+
+
+@story
+async def test_a_rest_that_is_refused_where_the_backend_is_cordoned_meanwhile_is_no_bug():
+    async def cordons(request):
+        cordoned.order("m/b2", Order.CORDON)
+        return JSONResponse({}, 503, {"retry-after": "1"})
+
+    routes = [
+        Route("/health", lambda request: JSONResponse({})),
+        Route("/v1/models", lambda request: JSONResponse({"data": [{"id": "m"}]})),
+        Route("/v1/chat/completions", cordons, methods=["POST"]),
+    ]
+    async with serving(Starlette(routes=routes), port=0) as other:
+        port = other.servers[0].sockets[0].getsockname()[1]
+        backends = f"[<0>, {{url: 'http://127.0.0.1:{port}', weight: 0.001}}]"
+        pools = f"pools: {{m: {{resume_replies: '16', backends: {backends}}}}}"
+        async with gateway(SIM, pools=pools, wait=False, access=True) as world:
+            await world.ready(2)
+            cordoned = world.process.table
+            world.sims[0].inject("reset_after:7@1")
+            reply = await world.chat("tell me", max_tokens=40)
+            assert "Internal error" not in reply.text
+            await world.settled()
+            assert world.access_lines()[-1]["attempts"] > 1
+
+
+@pytest.mark.parametrize("second", ["abort_finish:1", "clean_end_without_done:1", "http_500"])
+def test_a_reply_that_nobody_can_go_on_with_is_begun_anew(second):
+    @story
+    async def check():
+        three = THREE.replace("pools: {m: {", 'pools: {m: {resume_replies: "16", ')
+        async with gateway(SIM, SIM, SIM, pools=three) as world:
+            for each in world.sims[:2]:
+                each.inject("reset_after:7")
+            more = {"max_tokens": 40, "temperature": 0, "stop": ["never said at all"]}
+            task = start(world.chat("tell me", **more), name="reply")
+            backends = world.process.table.backends("m")
+            await world.until(lambda: any(each.in_flight for each in backends))
+            idle = next(n for n, each in enumerate(backends) if not each.in_flight)
+            world.sims[idle].clear()
+            world.sims[idle].inject(second)
+            reply = (await task).json()
+            for each in world.sims:
+                each.clear()
+            again = (await world.chat("tell me", **more)).json()
+            assert reply["choices"] == again["choices"]
 
     check()
 

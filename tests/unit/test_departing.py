@@ -84,7 +84,7 @@ class Scene:
         measuring = Measuring(table, self.gate)
         self.departing = departing or Departing(self.gate, measuring, retrying, clock)
         call = self.watch.call
-        self.ask = Ask(Route("m", "m", "m"), call, self.watch.demand, Caller("k", "n", "t", 0))
+        self.ask = Ask(Route("m", "m", "m"), call, self.watch.asked[1], Caller("k", "n", "t", 0))
         down = SimpleNamespace(record=SimpleNamespace())
         self.departure = Departure(
             self.departing, self.settings, down, self.ask, self.watch, drained, self.relay
