@@ -47,6 +47,7 @@ class Slot:
     def __init__(self, backend_id: str) -> None:
         self.id = backend_id
         self.model = "m"
+        self.adapter_load_s = 0.0
         self._held: list[socket.socket] = []
         self.port = 0
         self.move()
@@ -128,6 +129,7 @@ class Slot:
             speed=self.speed,
             decode_step_s=self.decode_step_s,
             max_num_seqs=self.max_num_seqs,
+            adapter_load_s=self.adapter_load_s,
         )
         sim = SimServer(settings, script.faults)
         await sim.start()

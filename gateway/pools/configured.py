@@ -8,7 +8,7 @@ from gateway.config.models import Admission, BackendConfig, HealthConfig, PoolCo
 from gateway.config.parameters import PrefixRouting
 from gateway.core.prefix import PrefixIndex
 from gateway.core.traffic import Engine
-from gateway.core.types import ModelsSeen
+from gateway.core.types import ModelsSeen, Phase
 from gateway.pools.backend import Backend
 from gateway.pools.facts import HealthState
 from gateway.prefix.approximate import ApproximateIndex
@@ -80,16 +80,21 @@ def _know_prefixes(backend: Backend, pool: PoolConfig) -> None:
 
 def adopt_models(backend: Backend, seen: ModelsSeen) -> bool:
     """Take in what a backend lists; returns whether that changes what it serves."""
-    before = (backend.models, backend.endpoints, backend.base_model, backend.window_tokens)
+    before = _served(backend)
+    starts = backend.phase is Phase.STARTING
+    backend.awaited = backend.awaited.union(backend.adapters) if starts else frozenset()
     backend.models = {model.name: model for model in seen.models}
     backend.version = seen.version
     backend.chats_take_ids = chats_take_ids(seen.version)
     told = backend.set_endpoints
     backend.endpoints = told if told is not None else seen.endpoints
     identify(backend)
-    return before != (
-        backend.models, backend.endpoints, backend.base_model, backend.window_tokens
-    )  # fmt: skip
+    return before != _served(backend)
+
+
+def _served(backend: Backend) -> tuple[object, ...]:
+    names = backend.models, backend.awaited, backend.base_model
+    return *names, backend.endpoints, backend.window_tokens
 
 
 def identify(backend: Backend) -> None:

@@ -27,6 +27,8 @@ class Server:
     origin: str = field(init=False)  # what its pages are fetched below
     tls: bool = field(init=False)
     host_header: bytes = field(init=False)
+    # Adapters that the process before listed, until this one serves: they are loaded again.
+    awaited: frozenset[str] = field(init=False, default=frozenset())
 
     def __post_init__(self) -> None:
         local = self.url.startswith(PREFIX)

@@ -208,15 +208,11 @@ def _entry(name: str, pool: str, config: PoolConfig, table: PoolTable) -> Entry:
 def _adapters(pool: str, config: PoolConfig, table: PoolTable) -> dict[str, Entry]:
     """Return an entry for each adapter that a backend holds or the configuration lists."""
     backends = table.backends(pool)
-    listed = [] if config.adapters == "auto" else [adapter.name for adapter in config.adapters]
-    listed += adapters_of(config)  # on the command line of its servers, so meant to be served
-    held = [
-        name
-        for backend in backends
-        for name, model in backend.models.items()
-        if model.parent is not None
-    ]
-    names = held if config.adapters == "auto" else listed
+    if config.adapters == "auto":
+        names = [name for each in backends for name in (*each.adapters, *each.awaited)]
+    else:
+        names = [adapter.name for adapter in config.adapters]
+    names += adapters_of(config)  # on the command line of its servers, so meant to be served
     entries = {}
     for name in dict.fromkeys(names):
         entries[name] = Entry(

@@ -42,6 +42,7 @@ class Suited:
 
     ready: Sequence[Backend]  # of the request's own revision, where one is on trial
     later: Sequence[Sequence[Backend]]  # each only when none before it is free
+    reserve: Sequence[Backend]  # only when all of those are tried, or on probation
     ejected: Sequence[Backend]  # only when nobody else suits, or an attempt elsewhere has failed
     unfit: Mapping[str, Exclusion]  # why each other member of the pool cannot serve them
     ready_ids: tuple[str, ...]  # of `ready`
@@ -74,8 +75,7 @@ class Chooser:
         ask.weighed = suited.ready_ids
         free, cheaper = self._first(suited.ready, ask, now, barred, before)
         if free is None:
-            last = [suited.ejected] if suited.ejected and _may_use_ejected(suited, ask) else []
-            for backends in (*suited.later, *last):
+            for backends in (*suited.later, *_last(suited, ask)):
                 ask.weighed = tuple([each.id for each in backends])
                 free, full = self._first(backends, ask, now, barred, before)
                 cheaper = cheaper or full
@@ -90,9 +90,12 @@ class Chooser:
             if (unfit := suited.unfit.get(backend.id)) is not None:
                 tried = was_tried(backend, ask)
                 told.excluded[backend.id] = Exclusion.ALREADY_TRIED if tried else unfit
-        last = suited.ejected if _may_use_ejected(suited, ask) else ()
-        told.excluded |= {each.id: Exclusion.EJECTED for each in suited.ejected if not last}
-        for backends in (suited.ready, *suited.later, last):
+        last = _last(suited, ask)
+        if suited.reserve not in last:
+            told.excluded |= {each.id: Exclusion.IN_RESERVE for each in suited.reserve}
+        if suited.ejected not in last:
+            told.excluded |= {each.id: Exclusion.EJECTED for each in suited.ejected}
+        for backends in (suited.ready, *suited.later, *last):
             held_tokens, expected_s = held_of(backends, ask.prefix), dict[str, float]()
             costs = costs_of(backends, ask, held_tokens)
             ranks, spared = by_class(costs, backends, ask, now)
@@ -283,10 +286,10 @@ def _suited(members: Sequence[Backend], ask: Ask) -> Suited:
             ejected.append(backend)
         else:
             degraded.append(backend)
-    if not all(each.in_reserve for each in (*ready, *degraded)):
-        for each in (*ready, *degraded):
-            if each.in_reserve:
-                unfit[each.id] = Exclusion.IN_RESERVE
+    reserve = [each for each in (*ready, *degraded) if each.in_reserve]
+    if len(reserve) == len(ready) + len(degraded):
+        reserve = []  # nobody else serves
+    else:
         ready = [each for each in ready if not each.in_reserve]
         degraded = [each for each in degraded if not each.in_reserve]
     later = [degraded]
@@ -297,12 +300,23 @@ def _suited(members: Sequence[Backend], ask: Ask) -> Suited:
         later.insert(0, [each for each in ready if each.on_trial is not side])
         ready = [each for each in ready if each.on_trial is side]
     later = [backends for backends in later if backends]
-    return Suited(ready, later, ejected, unfit, tuple([each.id for each in ready]))
+    return Suited(ready, later, reserve, ejected, unfit, tuple([each.id for each in ready]))
 
 
-def _may_use_ejected(suited: Suited, ask: Ask) -> bool:
-    """Whether a request may go to one that is ejected: the alternative is to refuse it."""
-    return bool(ask.tried) or not (suited.ready or suited.later)
+def _last(suited: Suited, ask: Ask) -> list[Sequence[Backend]]:
+    """Return who is asked when nobody else can be: the alternative is to refuse the request, or that it waits long."""
+    others = [each for backends in (suited.ready, *suited.later) for each in backends]
+    found = []
+    if suited.reserve and all(was_tried(each, ask) or _tried_out(each) for each in others):
+        found.append(suited.reserve)
+    if suited.ejected and (ask.tried or not others):
+        found.append(suited.ejected)
+    return found
+
+
+def _tried_out(backend: Backend) -> bool:
+    """Whether it is left out but for one request at a time, which shows whether it works again."""
+    return backend.kept_out and backend.probation is not None
 
 
 def _unfit(backend: Backend, ask: Ask) -> Exclusion | None:

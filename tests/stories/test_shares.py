@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from gateway.process import reload
 from gateway.sim.server import SimConfig
 from tests.stories.support import FAST, gateway, story
+from tests.stories.test_ejection import chats, until_out
 from tests.stories.test_explain import route
+from tests.stories.test_supervision_signs import Forward
 
 POOLS = """\
 pools:
@@ -14,10 +18,6 @@ pools:
       - {url: <0>, weight: 1}
       - {url: <1>, labels: {zone: eu}}
 """
-
-
-def chats(sim):
-    return len(sim.received("/v1/chat/completions"))
 
 
 @story
@@ -37,6 +37,59 @@ async def test_a_backend_with_weight_0_is_kept_in_reserve_after_a_reload_and_rou
         await world.until(lambda: world.process.table.get("m/b2").phase.value == "down")
         assert (await world.chat(max_tokens=1)).status_code == 200
         assert chats(world.sims[0]) == 1
+
+
+SPARE = """\
+pools:
+  m:
+    backends:
+      - {url: <0>}
+      - {url: <1>, weight: 0}
+"""
+
+
+@story
+async def test_who_fails_elsewhere_goes_to_the_reserve():
+    async with gateway(FAST, FAST, pools=SPARE, as_shipped=True) as world:
+        world.sims[0].inject("reset_after:5")
+        broken = await world.chat(max_tokens=20, stream=True)
+        assert "error" not in broken.text
+        assert chats(world.sims[1]) == 1
+        world.sims[0].clear()
+        assert (await world.chat(max_tokens=1)).headers["x-gateway-backend"] == "m/b1"
+        world.sims[0].inject("refuse")
+        refused = await world.chat(max_tokens=1)
+        assert refused.headers["x-gateway-backend"] == "m/b2"
+
+
+@story
+async def test_who_waits_for_a_full_backend_is_not_sent_to_the_reserve():
+    slow = SimConfig(model="m", decode_step_s=0.02)
+    pools = SPARE.replace("<0>", "<0>, max_in_flight: 1")
+    async with gateway(slow, FAST, pools=pools) as world:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(world.chat(max_tokens=10))
+        assert (chats(world.sims[0]), chats(world.sims[1])) == (3, 0)
+
+
+@story
+async def test_while_one_is_tried_again_the_others_go_to_the_reserve():
+    clock = Forward()
+    slow = SimConfig(model="m", decode_step_s=0.02)
+    async with gateway(slow, FAST, pools=SPARE, clock=clock) as world:
+        first, sim = world.process.table.get("m/b1"), world.sims[0]
+        sim.inject("http_500")
+        await until_out(world, first)
+        sim.clear()
+        clock.ahead_s += 30
+        await world.until(lambda: first.probation is not None)
+        async with asyncio.TaskGroup() as group:
+            trial = group.create_task(world.chat(max_tokens=80))
+            await world.until(lambda: first.probation.slots)
+            beside = await world.chat(max_tokens=1)
+            assert beside.headers["x-gateway-backend"] == "m/b2"
+            assert not trial.done()
 
 
 @story

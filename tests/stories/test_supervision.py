@@ -92,6 +92,36 @@ async def load(world, name, path):
 
 
 @story
+async def test_an_adapter_that_comes_back_with_its_server_is_never_unknown_meanwhile():
+    async with machine() as on, fleet(on, launched(on["m/b1"])) as world:
+        world.slot().adapter_load_s = 0.5
+        await load(world, "sql", "/adapters/sql-7")
+        await world.until(lambda: world.unit().adapters == {"sql": "/adapters/sql-7"})
+        await world.slot().die()
+        await world.until(lambda: world.backend().models and not world.backend().adapters)
+        reply = await world.chat(model="sql", max_tokens=1)
+        assert reply.status_code in (200, 503)
+        await world.serves()
+        assert (await world.chat(model="sql", max_tokens=1)).status_code == 200
+        await world.until(lambda: not world.backend().awaited)
+
+
+@story
+async def test_an_adapter_on_the_command_line_is_no_unknown_model_while_its_server_starts():
+    async with machine() as on:
+        up = asyncio.Event()
+        on["m/b1"].plan(Script(listens=up))
+        args = {"enable-lora": True, "lora-modules": "sql=/adapters/sql"}
+        backend = launched(on["m/b1"], args=args)
+        async with fleet(on, backend, wait=False, queue={"max_wait": "100ms"}) as world:
+            await world.until(lambda: world.slot().starts)
+            for model in ("m", "sql"):
+                assert (await world.chat(model=model, max_tokens=1)).status_code == 503
+            assert (await world.chat(model="other", max_tokens=1)).status_code == 404
+            up.set()
+
+
+@story
 async def test_adapters_loaded_at_run_time_are_there_again_after_a_restart():
     async with machine() as on, fleet(on, launched(on["m/b1"])) as world:
         await load(world, "sql", "/adapters/sql-7")
