@@ -235,6 +235,12 @@ CODES: Final[Mapping[str, Meaning]] = {
         "The backend failed. In a stream this is an error frame.",
         "Send it again. Operators: `vllm-gateway explain ID`, `events`.",
     ),
+    "reply_too_large": Meaning(
+        Whose.BACKEND,
+        "502",
+        "The reply is larger than `limits.max_reply`.",
+        "Ask for less at a time, or have the operator raise the limit.",
+    ),
     "backend_down": Meaning(
         Whose.BACKEND,
         "502",

@@ -296,6 +296,14 @@ class EndedByShutdown(GatewayError):
     outcome = Outcome.SHUTDOWN
 
 
+class ReplyTooLarge(GatewayError):
+    """A backend did what its client had asked for, and that is more than is passed on (`limits.max_reply`)."""
+
+    status = 502
+    outcome = Outcome.REJECTED
+    default_code = "reply_too_large"
+
+
 class TookTooLong(GatewayError):
     """The whole request took longer than `timeouts.total`: 504. Not held against a backend."""
 

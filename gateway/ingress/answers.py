@@ -13,11 +13,15 @@ from gateway.core.errors import (
     EngineFull,
     GatewayError,
     MisdirectedReply,
+    Rejected,
+    ReplyTooLarge,
     RequestError,
     RestRefused,
+    StreamBroke,
     UpstreamError,
 )
 from gateway.core.types import Ask, Call, Dialect, Outcome, RequestRecord, Usage, UsageSource
+from gateway.ingress.downstream import Downstream
 from gateway.ingress.heads import header_lines
 from gateway.limiting.rules import header_lines as header_lines_of
 from gateway.upstream.engineids import is_of_another
@@ -57,7 +61,7 @@ _MEDIA: Final = re.compile(
 )
 
 
-def unfit(reply: Reply, engine_id: str, most_bytes: int, beginning: bytes) -> UpstreamError | None:
+def unfit(reply: Reply, engine_id: str, most_bytes: int, beginning: bytes) -> GatewayError | None:
     """Return why a reply with status 200 is not to be passed on; `beginning` is that of its body.
 
     Only what can be read is: compressed bodies and pages of HTML come from something in between.
@@ -69,7 +73,7 @@ def unfit(reply: Reply, engine_id: str, most_bytes: int, beginning: bytes) -> Up
     return None
 
 
-def _unreadable(reply: Reply, most_bytes: int) -> BackendBroke | None:
+def _unreadable(reply: Reply, most_bytes: int) -> GatewayError | None:
     headers = reply.headers
     if b"content-encoding" in headers and is_encoded(headers):
         return BackendBroke("The backend compressed its reply, which it was not asked for.")
@@ -78,12 +82,10 @@ def _unreadable(reply: Reply, most_bytes: int) -> BackendBroke | None:
         return BackendBroke(_NO_REPLY)
     told = None if reply.body is not None else headers.get(b"content-length")
     if told is not None and (length := int(told)) > most_bytes:
-        error = BackendBroke(
+        return ReplyTooLarge(
             f"The backend's reply has {length} bytes; at most {most_bytes} are accepted "
             "(`limits.max_reply`). Please ask for less at a time."
         )
-        error.outcome = Outcome.REJECTED  # its engine did what the client had asked for
-        return error
     return None
 
 
@@ -102,6 +104,7 @@ def answer(
 
     Raises:
         BackendBroke: it says 200 and yet is no answer (502).
+        ReplyTooLarge: it is (502).
         MisdirectedReply: it is the answer to another request (502).
     """
     body = reply.body or b""
@@ -220,6 +223,17 @@ def used(watch: Watch, reply: Reply, record: RequestRecord) -> Usage | None:
     exact = demand is not None and demand.exact
     source = UsageSource.COUNTED if exact else UsageSource.ESTIMATED
     return Usage(need.prompt_tokens if need is not None else 0, watch.events, source)
+
+
+def as_told(error: GatewayError, down: Downstream, record: RequestRecord) -> GatewayError:
+    """Return a failure as its client is told it. One of which the client has nothing takes no tokens."""
+    if isinstance(error, UpstreamError | Rejected) and down.trailed and down.trailed.awaits:
+        error = StreamBroke("The stream broke off, and no other backend could go on with it.")
+    if isinstance(error, UpstreamError) and not down.started:
+        record.usage = None
+        if isinstance(error, StreamBroke):
+            error.outcome = Outcome.BACKEND_ERROR
+    return error
 
 
 def own_headers(record: RequestRecord, now: float) -> bytes:

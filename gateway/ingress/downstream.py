@@ -34,7 +34,7 @@ from gateway.wire.calls import EndpointSpec
 from gateway.wire.forms import FormReader
 from gateway.wire.frames import OPENAI, error_frame
 from gateway.wire.replies import Fault
-from gateway.wire.sse import DONE
+from gateway.wire.sse import DONE, HEARTBEAT
 
 if TYPE_CHECKING:
     from gateway.ingress.server import GatewayProtocol
@@ -251,7 +251,7 @@ class Downstream:
 
     @property
     def answering(self) -> bool:
-        """Whether a reply has begun that cannot begin again; a place in the queue is none of it."""
+        """Whether a reply has begun that cannot begin again; comments are none of it."""
         return self.bytes_out > self._announced_bytes or (
             self.started and not self._announced_bytes
         )
@@ -311,6 +311,16 @@ class Downstream:
                 self.started_at = None  # the first byte that counts is yet to come
             eta = b"" if eta_s is None else b" eta=%ds" % math.ceil(eta_s)
             self.write(b": queued position=%d%b\n\n" % (position, eta))
+            self._announced_bytes = self.bytes_out
+
+    def beat(self, reply: Reply) -> None:
+        """Write a comment, so that nothing in between thinks the connection dead; it is no part of an answer."""
+        answering = self.answering
+        if not self.started:
+            self.begin(reply)
+            self.started_at = None
+        self.write(HEARTBEAT)
+        if not answering:
             self._announced_bytes = self.bytes_out
 
     def tell(self, fault: Fault) -> None:

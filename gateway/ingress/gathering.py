@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gateway.core.errors import BackendBroke
+from gateway.core.errors import BackendBroke, ReplyTooLarge
 from gateway.core.types import Dialect
 from gateway.resume.whole import Whole
 from gateway.upstream.reply import Reply
@@ -34,6 +34,14 @@ class Gathering:
         if self._left_bytes >= 0:
             self.whole.feed(data)
 
+    @property
+    def answering(self) -> bool:
+        """Whether any of it has come."""
+        return self.started
+
+    def beat(self, reply: Reply) -> None:
+        """Nobody is to be kept waiting."""
+
     def end(self, data: bytes = b"") -> None:
         """Take the last of it."""
         self.write(data)
@@ -42,10 +50,11 @@ class Gathering:
         """Return the whole reply, once the stream has come to a good end.
 
         Raises:
-            BackendBroke: it is too large, or has parts that could not be read (502).
+            ReplyTooLarge: it is (502).
+            BackendBroke: it has parts that could not be read (502).
         """
         if self._left_bytes < 0:
-            raise BackendBroke(
+            raise ReplyTooLarge(
                 "The backend's reply is larger than accepted (`limits.max_reply`), counted as a stream."
                 " Please ask for less at a time."
             )

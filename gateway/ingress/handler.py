@@ -35,13 +35,12 @@ from gateway.core.errors import (
     EngineFull,
     GatewayError,
     Rejected,
-    StreamBroke,
     UpstreamError,
 )
 from gateway.core.ratelimited import LimitsUnknown, RateLimited
 from gateway.core.traffic import Cause, Fallback
 from gateway.core.types import Ask, Outcome, RequestRecord, Slot
-from gateway.ingress.answers import check_taken, own_headers
+from gateway.ingress.answers import as_told, check_taken, own_headers
 from gateway.ingress.bodies import Bodies, call_at_hand
 from gateway.ingress.charging import charge, give_back, settle
 from gateway.ingress.departing import Departing
@@ -317,8 +316,7 @@ class Handler:
         """Answer with an error; one that came after the first byte was told in the stream already."""
         if isinstance(error, AccessError):
             error = self.failed_keys.judge(error, record.client)
-        if isinstance(error, UpstreamError | Rejected) and down.trailed and down.trailed.awaits:
-            error = StreamBroke("The stream broke off, and no other backend could go on with it.")
+        error = as_told(error, down, record)
         record.outcome, record.error_code, record.status = error.outcome, error.code, error.status
         record.message = error.message
         measured = ask is not None and ask.demand is not UNMEASURED

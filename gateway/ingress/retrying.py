@@ -113,7 +113,7 @@ class Retrying:
         if self._measuring.rest(record, ask, stream, chance, moved=isinstance(error, StreamMoved)):
             await _pause(slot, pause_s)
             return True
-        if down.started:
+        if down.answering:
             nobody = Barrier.OLD_ENGINE if too_old else Barrier.NO_BACKEND
             record.not_resumed = stream.barrier or nobody
         ask.tried = tried  # who cannot go on with it may begin it anew

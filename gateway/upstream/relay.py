@@ -31,7 +31,7 @@ from gateway.upstream.reply import Reply
 from gateway.upstream.watch import Watch
 from gateway.wire.chunks import inside
 from gateway.wire.replies import Fault, fault_of
-from gateway.wire.sse import HEARTBEAT, IN_ORDER
+from gateway.wire.sse import IN_ORDER
 
 TICK_S: Final = 0.5  # how often on_tick comes; all times below are good to about that
 _TOLD_AS_IT_IS: Final = (BackendTimeout, BackendDown, StreamMoved)
@@ -51,8 +51,15 @@ class ClientSide(Protocol):
     def begin(self, reply: Reply, data: bytes = b"") -> None:
         """Write the reply's head, and the first body bytes with it."""
 
+    @property
+    def answering(self) -> bool:
+        """Whether any of the reply was written, beside comments."""
+
     def write(self, data: bytes) -> None:
         """Write body bytes."""
+
+    def beat(self, reply: Reply) -> None:
+        """Write a comment, so that the connection is not thought dead, behind the reply's head."""
 
     def end(self, data: bytes = b"") -> None:
         """Finish the body, after its last bytes, in the client's framing."""
@@ -77,7 +84,7 @@ class Relay:
         now: float,
         *,
         on_first_token: Callable[[], None] | None = None,
-        refuses: Callable[[bytes], UpstreamError | None] = lambda beginning: None,
+        refuses: Callable[[bytes], GatewayError | None] = lambda beginning: None,
     ) -> None:
         """`refuses` judges the first bytes of a body, before the client gets any of it."""
         # Asked twice a second, once the client has something; what it returns cuts the stream.
@@ -270,16 +277,14 @@ class Relay:
 
     def _beat(self) -> None:
         if self.watch.between_frames:
-            if not self._client.started:
-                self._client.begin(self._reply)
-            self._client.write(HEARTBEAT)
+            self._client.beat(self._reply)
 
     def _break(self, error: GatewayError) -> None:
         if self._done.done():
             return
         if self._connection is not None:
             self._connection.abort()
-        if not self._client.started:
+        if not self._client.answering:
             self._stop(error)
             return
         if isinstance(error, UpstreamError) and not isinstance(error, _TOLD_AS_IT_IS):

@@ -34,7 +34,7 @@ HEAD = 'data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.c
 class Client:
     """A client that reads everything."""
 
-    started = takes_chunks = True
+    started = answering = takes_chunks = True
     writing_paused = False
     bytes_out = 0
 

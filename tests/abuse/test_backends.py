@@ -300,3 +300,21 @@ def test_a_client_that_leaves_at_the_last_frame_had_its_whole_reply(frames, outc
             assert (settled[0].outcome.value, settled[0].status) == (outcome, status)
 
     check()
+
+
+@story
+async def test_replies_that_are_too_large_are_no_fault_of_their_backend():
+    vectors = b'{"object":"list","data":[' + b"1" * 3_000_000 + b"]}"
+
+    def answer(asked):
+        return page(vectors)
+
+    async with scripted(answer) as one, scripted(answer) as two:
+        async with front_of(one, two, extra="limits: {max_reply: 1MiB}") as world:
+            for _ in range(12):
+                reply = await world.http.post("/v1/embeddings", json={"model": "m", "input": "x"})
+                assert reply.status_code == 502
+                assert reply.json()["error"]["code"] == "reply_too_large"
+            backends = world.process.table.backends("m")
+            assert not any(each.health.traffic_failures for each in backends)
+            assert len(one.asked) + len(two.asked) == 12

@@ -197,3 +197,38 @@ async def test_a_key_reads_what_it_has_used_and_uses_nothing_by_that():
         known = await world.http.get("/v1/key?model=m", headers=ci)
         assert len(known.json()["standing"]) == 3
         assert 0 < found["tokens_per_day"]["resets_in_s"] <= 86_400
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("fault", ["error_frame_after:0", "truncate_after:0"])
+def test_what_failed_before_its_first_byte_takes_no_tokens(fault, stream):
+    @story
+    async def check():
+        limits = KeyLimits(input_tokens_per_minute=1000)
+        async with limited(limits=limits) as (world, ci):
+            world.sims[0].inject(fault)
+            failed = await world.chat("x" * 2000, headers=ci, max_tokens=5, stream=stream)
+            assert failed.status_code in (500, 502)
+            await world.settled()
+            world.sims[0].clear()
+            after = await world.chat("hi", headers=ci, max_tokens=1)
+            assert int(after.headers["x-ratelimit-remaining-input-tokens"]) > 900
+
+    check()
+
+
+@story
+async def test_a_reply_that_nobody_could_end_takes_no_tokens():
+    limits = KeyLimits(input_tokens_per_minute=1000)
+    replies = {"resume_replies": "1"}
+    async with limited(SIM, SIM, limits=limits, pool=replies, access=True) as (world, ci):
+        for each in world.sims:
+            each.inject("reset_after:7")
+        failed = await world.chat("x" * 2000, headers=ci, max_tokens=40)
+        assert failed.status_code == 502
+        await world.settled()
+        assert world.access_lines()[-1]["outcome"] == "backend_error"
+        for each in world.sims:
+            each.clear()
+        after = await world.chat("hi", headers=ci, max_tokens=1)
+        assert int(after.headers["x-ratelimit-remaining-input-tokens"]) > 900

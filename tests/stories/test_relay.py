@@ -76,6 +76,14 @@ class Client:
         self.written += data
         self.writes += 1
 
+    @property
+    def answering(self):
+        return self.started and self.written.strip(b": keep-alive\n\n") != b""
+
+    def beat(self, reply):
+        self.started = True
+        self.write(b": keep-alive\n\n")
+
     def write_chunk(self, data):
         raise AssertionError("takes_chunks is false")
 
