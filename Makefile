@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CACHE ?= $(or $(VLLM_GATEWAY_TEST_CACHE),$(HOME)/.cache/vllm-gateway-tests)
 RUNS := $(VENV)/.runs# made once what running needs is installed
 STAMP := $(VENV)/.installed# and what development needs
-# Processes that run `make test`. Tests wait more than they compute: four on two cores.
+# Processes that run tests. Tests wait more than they compute: four on two cores.
 JOBS ?= 4
 
 .PHONY: setup browser screenshots fmt lint types arch collect test faults chaos fault-report incident-report test-fast test-pythons e2e e2e-vllm e2e-others e2e-redis clients vllm-tests ci demo run schema references clean
@@ -51,7 +51,7 @@ test: setup            ## everything that needs no other program than Python
 	$(BIN)/pytest -m 'not e2e' --ignore=tests/faults -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 faults: setup          ## faults of the catalogue, and two minutes of a mix of them under load
-	$(BIN)/pytest tests/faults
+	$(BIN)/pytest tests/faults -n $(JOBS) --dist loadfile
 	$(BIN)/python -m tests.faults.chaos --seconds 120 --rate 25 $(if $(CI),--seed 1)
 
 chaos: setup           ## the long mix: half an hour, and a thousand kills

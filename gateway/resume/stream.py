@@ -38,6 +38,7 @@ _HOLD_BYTES: Final = 1024 * 1024  # of half a frame; the ids of a prompt are all
 _MOST_FAILURES: Final = 3
 _MOST_UNSURE: Final = 16_384  # tokens
 _ROLE: Final = b'"delta":{"role":'
+_NO_CHOICES: Final = b'"choices":[]'
 _ANY_CHOICES: Final = b'"choices"'  # however a server writes JSON
 _fault: Final = partial(Fault, 502, "server_error", "backend_error")
 _BEGAN_ANEW: Final = _fault("The stream could not be resumed on another backend.")
@@ -48,8 +49,8 @@ class TrailedStream(StreamWatch):
     """Looks on as a `StreamWatch` does, at what the client gets of all backends."""
 
     __slots__ = (
-        "_again", "_completes", "_exact", "_expects", "_failures", "_head",
-        "_in_step", "_partial", "_reached", "_veil", "asked", "barrier", "cut", "offers", "resumable", "trail",
+        "_again", "_completes", "_exact", "_expects", "_failures", "_head", "_in_step", "_partial",
+        "_reached", "_summed_up", "_veil", "asked", "barrier", "cut", "offers", "resumable", "trail",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +64,7 @@ class TrailedStream(StreamWatch):
         self._veil = Veil() if veil else None
         self.cut: Fault | None = None  # it broke off here, and may go on
         self.asked = kept(call), demand  # all of it
+        self._summed_up = False  # the frame that has only a usage has come
         self._completes = False  # who writes now writes a completion
         self._again = ""  # what is said again, and was shown before
         self._expects = Expected("")  # of the first text after the seam
@@ -143,18 +145,18 @@ class TrailedStream(StreamWatch):
         if self.cut is not None:
             return b""
         ending = super().broken(fault)
-        if ending and self.complete and self.usage is None:
+        if ending and self.complete and not self._summed_up:
             ending = ending.removesuffix(DONE) + self._counted() + DONE
         return self._unveiled(ending)
 
     def _counted(self) -> bytes:
-        """Return the frame with the usage that a stream lacks which had said everything, as its ids tell it."""
+        """Return the last frame of a stream that had said everything: its usage, which its ids tell if nothing did."""
         counts = self.trail.counts if isinstance(self.trail, Trail) else None
         if counts is None:
             return b""
-        prompt, reply = counts
-        self.usage = Usage(prompt, reply, UsageSource.COUNTED)
-        return counted(self._head, prompt, reply) if self.asked[0].wants_usage else b""
+        self.usage = used = self.usage or Usage(*counts, UsageSource.COUNTED)
+        wanted = self.asked[0].wants_usage
+        return counted(self._head, used.prompt_tokens, used.completion_tokens) if wanted else b""
 
     def _unveiled(self, last: bytes) -> bytes:
         """Return the last bytes of a backend, with what was held back to hide counts in it."""
@@ -228,7 +230,7 @@ class TrailedStream(StreamWatch):
         self.resumable = self._failures < _MOST_FAILURES
         self._partial = self._carry = b""
         self.cut = self.failed = self.fault = None
-        self._in_step = self.ended = self._aborted = False
+        self._in_step = self.ended = self._aborted = self._summed_up = False
         return rest
 
     @property
@@ -303,6 +305,7 @@ class TrailedStream(StreamWatch):
 
     def _judge_chunk(self, frame: bytes, payload: bytes) -> bytes:
         out = super()._judge_chunk(frame, payload)
+        self._summed_up = self._summed_up or _NO_CHOICES in frame
         if self._aborted and not self.ended:
             return self._end(ABORTED)  # the client must not see the end of what may go on
         return out

@@ -122,6 +122,23 @@ def test_a_stream_that_is_cut_behind_its_last_text_has_its_usage(path):
     check()
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_the_last_frame_has_it_too_where_each_frame_tells_it_so_far(path):
+    @story
+    async def check():
+        async with gateway(SIM, SIM) as world:
+            more = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+            whole = await read(world, path, **more)
+            told, expected = (
+                anonymous(await read(world, path, "reset_after:40", **more)),
+                anonymous(whole),
+            )
+            expected[-1].pop("system_fingerprint", None)
+            assert told == expected
+
+    check()
+
+
 def test_nobody_sees_the_usage_that_was_not_asked_for():
     @story
     async def check():
