@@ -20,9 +20,11 @@ _BETWEEN: Final = re.compile(r"[\[,\s]*")
 def beginning(call: Call) -> str:
     """Return the same for each turn of a conversation: all up to the end of what its user said first.
 
-    Of what is no list of turns the beginning of the prompt; nothing where there is none. A body is
-    looked at as it is written, and no more than its first 32 KiB of turns.
+    Of what is no list of turns the beginning of the prompt; nothing where there is none, nor of a form.
+    A body is looked at as it is written, and no more than its first 32 KiB of turns.
     """
+    if call.model_at is not None:
+        return ""
     for name in _FIELDS:
         if said := _first_bytes(call, name):
             text = said.decode("utf-8", "replace")
@@ -45,8 +47,8 @@ def _end_of_first_turn(text: str) -> int:
     while (between := _BETWEEN.match(text, at)) is not None and between.end() < len(text):
         try:
             turn, at = _TURN.raw_decode(text, between.end())
-        except (json.JSONDecodeError, RecursionError):
-            break  # it is cut
+        except (ValueError, RecursionError):
+            break  # it is cut, or has a number of too many digits
         if not isinstance(turn, dict) or turn.get("role") in ("user", None):
             return at
     return len(text)

@@ -79,6 +79,15 @@ async def test_by_header_and_by_key_only_those_who_are_named_go_there():
 
 
 @story
+@pytest.mark.parametrize("how", ["weight: 0.3", "header: true", "keys: [nobody]"])
+async def test_audio_uploads_are_served_beside_a_canary(how):
+    async with gateway(FAST, FAST, pools=pools(how)) as world:
+        wave = {"file": ("a.wav", b"RIFF" + bytes(2000), "audio/wav")}
+        for path in ("/v1/audio/transcriptions", "/v1/audio/translations"):
+            assert revision(await world.http.post(path, data={"model": "m"}, files=wave))
+
+
+@story
 async def test_who_cannot_be_served_by_their_own_side_are_served_by_the_other():
     async with gateway(FAST, FAST, pools=pools("header: true")) as world:
         wish = {"x-gateway-revision": "v2"}

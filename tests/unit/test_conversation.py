@@ -61,3 +61,15 @@ def test_what_is_no_list_of_turns_does_no_harm(messages):
 
     body = json.dumps({"messages": messages}).encode()
     assert isinstance(beginning(msgspec.structs.replace(call, body=body, fields=None)), str)
+
+
+def test_a_number_of_more_digits_than_python_reads_does_no_harm():
+    turn = b'{"role":"user","content":"hi","x":' + b"1" * 5000 + b"}"
+    body = b'{"model":"m","messages":[' + turn + b"]}"
+    assert beginning(parse_call(CHAT, body))
+
+
+def test_of_a_form_nothing_is_read():
+    asked = parse_call(CHAT, json.dumps({"model": "m", "messages": [user("hi")]}).encode())
+    form = msgspec.structs.replace(asked, body=b"--x", fields=None, model_at=(0, 3))
+    assert beginning(form) == ""
