@@ -1,4 +1,4 @@
-"""Which limits a request has to fit: compiled once for each key and model, in the order of their scopes.
+"""Which limits a request has to fit: compiled once for each key, model and pool, in the order of their scopes.
 
 A request has the limits of its key, those that its key has for its model, and those of its tenant. What
 is used of each scope is kept in stores of its own: one for amounts, one for what runs. Their names have
@@ -45,19 +45,19 @@ class Plans:
 
     def __init__(self, tenants: Mapping[str, KeyLimits]) -> None:
         self._tenants = tenants
-        self._made: dict[tuple[str, str], tuple[Caller, Plan | None]] = {}
+        self._made: dict[tuple[str, str, str], tuple[Caller, Plan | None]] = {}
 
     def of(self, caller: Caller, model: str, pool: str) -> Plan | None:
         """Return the plan of a request; None: it has no limits."""
         if caller.limits is None and caller.tenant not in self._tenants:
             return None
-        made = self._made.get((caller.key_id, model))
+        made = self._made.get((caller.key_id, model, pool))
         if made is not None and made[0] is caller:
             return made[1]
         if len(self._made) >= _CACHED_MOST:
             self._made.clear()
         plan = compiled(caller, self._tenants.get(caller.tenant), model, pool)
-        self._made[caller.key_id, model] = caller, plan
+        self._made[caller.key_id, model, pool] = caller, plan
         return plan
 
 

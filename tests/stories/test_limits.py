@@ -83,6 +83,30 @@ async def test_what_a_reply_did_not_use_is_given_back():
         assert 600 - 5 * 24 - 1 <= left < 600 - 24  # some refilled meanwhile
 
 
+async def order(sim, verb, **more):
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        asked = {"lora_name": "sql", **more}
+        reply = await http.post(f"{sim.url}/v1/{verb}_lora_adapter", json=asked)
+        assert reply.status_code == 200
+
+
+@story
+async def test_an_adapter_that_moves_to_another_pool_has_the_limits_of_that_pool():
+    limits = KeyLimits(models=(("b", KeyLimits(requests_per_minute=1)),))
+    sims = (SimConfig(model="a", speed=0), SimConfig(model="b", speed=0))
+    pools = "pools: {a: {backends: [<0>]}, b: {backends: [<1>]}}"
+    async with limited(*sims, limits=limits, pools=pools) as (world, ci):
+        a, b = (world.process.table.get(name) for name in ("a/b1", "b/b1"))
+        await order(world.sims[0], "load", lora_path="/l/sql")
+        await world.until(lambda: "sql" in a.adapters)
+        assert (await world.chat(model="sql", headers=ci, max_tokens=1)).status_code == 200
+        await order(world.sims[0], "unload")
+        await order(world.sims[1], "load", lora_path="/l/sql")
+        await world.until(lambda: "sql" in b.adapters and "sql" not in a.adapters)
+        replies = [await world.chat(model="sql", headers=ci, max_tokens=1) for _ in range(3)]
+        assert [each.status_code for each in replies] == [200, 429, 429]
+
+
 async def left_midway(world, ci):
     body = {"model": "m", "prompt": "x", "stream": True, "max_tokens": 1000}
     async with world.http.stream("POST", "/v1/completions", json=body, headers=ci) as reply:

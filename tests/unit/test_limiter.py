@@ -384,6 +384,15 @@ def test_a_clock_that_goes_back_empties_nothing():
     assert levels.used(plan, Moment.of(900.0, 900.0)) == (5.0, 5.0, 5.0, 0)
 
 
+def test_a_model_that_moves_to_another_pool_has_the_limits_of_that_pool():
+    of_b = KeyLimits(models=(("b", KeyLimits(requests_per_minute=1)),))
+    plans, caller = Plans({}), Caller("a", "a", "a", limits=of_b)
+    assert plans.of(caller, "sql", "a") is None
+    plan = plans.of(caller, "sql", "b")
+    assert [each.most for each in plan.rules] == [1]
+    assert plans.of(caller, "sql", "a") is None
+
+
 def test_every_plan_of_a_key_is_made_once_and_anew_when_the_key_changes():
     plans = Plans({})
     caller = Caller("a", "a", "a", limits=ALL)
