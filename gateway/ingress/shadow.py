@@ -2,8 +2,8 @@
 
 Copies are few: of a share of the conversations, of small bodies only, and at most `max_in_flight` at a time.
 Clients come first. A copy takes a place only on a backend of which more than half is free, while nobody waits
-in either pool. It never waits and is sent once. It is cancelled as soon as somebody waits for its pool, or its
-backend is drained.
+in either pool. It never waits and is sent once. It is cancelled as soon as somebody waits for its pool, its
+backend is drained, or other gateways have requests there and no place is left: theirs may wait.
 A copy is in no access line, no token count and no limit of a key. Its failures do not count against a backend.
 """
 
@@ -98,9 +98,12 @@ class Shadows:
             log.exception("a copy of a request failed", extra={"event": "shadow_failed"})
 
     def tick(self) -> None:
-        """Cancel copies to pools for which somebody waits, and on backends that are drained."""
+        """Cancel copies to pools for which somebody waits or may wait, and on backends that are drained."""
+        now = self._clock.now()
         for task, copy in self._under_way.items():
-            if self._gate.queued(copy.to) or copy.backend.phase is Phase.DRAINING:
+            backend = copy.backend
+            drained = backend.phase is Phase.DRAINING
+            if drained or self._gate.queued(copy.to) or _others_may_wait(backend, now):
                 task.cancel()
 
     def close(self) -> None:
@@ -130,7 +133,7 @@ class Shadows:
         copy_of = Ask(Route(to, to, to), call, _NOTHING_KNOWN, NOBODY, need)
         backend = self._finder.find(copy_of, now, tried)
         allowed = None if backend is None else backend.allowed(now)
-        if backend is None or (allowed is not None and 2 * backend.in_flight >= allowed):
+        if backend is None or (allowed is not None and 2 * _held(backend) >= allowed):
             return False
         apart = settings.pools[to].prefix_cache is PrefixCache.PER_TENANT
         out = _outgoing(down, call, backend, settings.salt(ask) if apart else None)
@@ -163,6 +166,17 @@ class Shadows:
             copy.outcome = _OUTCOMES.get(reply.status // 100, "failed")
         except (GatewayError, TimeoutError):
             copy.outcome = "failed"
+
+
+def _held(backend: Backend) -> int:
+    """Return how many requests a backend has, of this gateway and of others."""
+    return backend.in_flight + backend.elsewhere.requests
+
+
+def _others_may_wait(backend: Backend, now: float) -> bool:
+    """Whether other gateways have requests at a backend that has no place left. Who waits there is not told."""
+    allowed = backend.allowed(now) if backend.elsewhere.requests else None
+    return allowed is not None and _held(backend) >= allowed
 
 
 _OUTCOMES: Final = {2: "ok", 4: "rejected"}

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from gateway.core.types import Ask, Demand, Need
+from gateway.pools.elsewhere import UnderWay
 from gateway.pools.health import Order
 from gateway.sim.server import SimConfig
 from gateway.wire.calls import ENDPOINTS, parse_call
@@ -134,6 +135,27 @@ async def test_copies_leave_half_of_the_places_to_others_and_are_given_up_when_s
             await world.until(lambda: under_way(world) == 4 and len(shadows) == 0)
             enough.set()
         assert await counted(world, "dropped") == 8
+
+
+@story
+async def test_what_other_gateways_have_at_the_backend_counts_for_copies_too():
+    slow = SimConfig(model="next", reply_tokens=4000, max_model_len=100_000)
+    text = pools("share: 1, max_in_flight: 100").replace("<1>", "{url: <1>, max_in_flight: 6}")
+    async with gateway(FAST, slow, pools=text) as world:
+
+        def others_have(requests):
+            world.process.table.hear({"next/b1": UnderWay(requests=requests)}, 2)
+
+        others_have(4)  # half of the places and more are taken
+        for number in range(2):
+            assert (await world.chat(f"c {number}", stream=True)).status_code == 200
+        assert await counted(world, "dropped") == 2
+        others_have(2)
+        assert (await world.chat("c 2", stream=True)).status_code == 200
+        await world.until(lambda: len(copies(world)) == 1 and under_way(world) == 1)
+        others_have(5)  # no place is left: others may wait there
+        await world.until(lambda: under_way(world) == 0)
+        assert await counted(world, "dropped") == 3
 
 
 @story
