@@ -53,7 +53,8 @@ def configure(
         backend.endpoints = None  # the setting is gone; the next model list tells
     backend.set_endpoints = frozenset(told) if told is not None else None
     backend.share, backend.zero_weight = config.weight or 1.0, config.weight == 0
-    backend.weighted = len({each.weight for each in pool.backends}) > 1
+    weights = {each.weight for each in pool.backends if each.weight}  # who has none takes no part
+    backend.weighted = len(weights) > 1
     backend.revision = config.revision or ""
     backend.on_trial = pool.canary is not None and config.revision == pool.canary.revision
     backend.away_s = pool.prefer.away_s(config.labels)

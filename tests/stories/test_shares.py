@@ -93,6 +93,22 @@ async def test_while_one_is_tried_again_the_others_go_to_the_reserve():
 
 
 @story
+async def test_a_backend_in_reserve_moves_no_conversation_of_the_others():
+    pools = "pools: {m: {backends: [{url: <0>}, {url: <1>}, {url: <2>, weight: 0}]}}"
+    async with gateway(FAST, FAST, FAST, pools=pools) as world:
+        for number in range(8):
+            turns = [{"role": "system", "content": f"talk {number} " + "be kind " * 150}]
+            backends = set()
+            for question in range(6):
+                turns.append({"role": "user", "content": f"question {question} " + "word " * 100})
+                asked = {"model": "m", "messages": turns, "max_tokens": 50}
+                reply = await world.http.post("/v1/chat/completions", json=asked)
+                turns.append(reply.json()["choices"][0]["message"])
+                backends.add(reply.headers["x-gateway-backend"])
+            assert len(backends) == 1, number
+
+
+@story
 async def test_backends_of_another_zone_are_used_when_the_near_ones_are_full():
     slow = SimConfig(model="m", reply_tokens=4000)
     prefer = "    prefer: {labels: {zone: eu}}\n"

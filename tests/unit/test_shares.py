@@ -75,6 +75,8 @@ def test_what_is_idle_is_not_left_idle_for_one_whose_work_is_over_its_share():
 def test_equal_weights_are_as_none():
     assert shares(weighted(5, 5), at_a_time=0.05)["b1"] == pytest.approx(0.5, abs=0.03)
     assert not any(backend.weighted for backend in weighted(5, 5))
+    assert not any(backend.weighted for backend in weighted(5, 5, 0))  # it is kept in reserve
+    assert all(backend.weighted for backend in weighted(5, 4, 0))
 
 
 def test_weight_0_serves_only_when_no_other_does():
