@@ -99,12 +99,13 @@ def _served(backend: Backend) -> tuple[object, ...]:
 
 
 def identify(backend: Backend) -> None:
-    """Find the pool's model among those the backend lists, and its window."""
+    """Find the pool's model among those the backend lists, and its window; without it, the smallest of all."""
     bases = [model for model in backend.models.values() if model.parent is None]
     named = {model.name for model in bases}
     base = next((name for name in backend.base_names if name in named), None)
     if base is None and len(bases) == 1 and not backend.only_base_name:
         base = bases[0].name
     backend.base_model = base
-    windows = (model.window_tokens for model in bases if model.window_tokens is not None)
+    own = bases if base is None else [backend.models[base]]
+    windows = (model.window_tokens for model in own if model.window_tokens is not None)
     backend.window_tokens = min(windows, default=None)

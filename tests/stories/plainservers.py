@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
@@ -23,6 +24,7 @@ class Plain:
     """One fake. `bodies` are what it was sent; `refuse` is answered in place of a completion."""
 
     models: tuple[str, ...] = ("m",)
+    windows: Mapping[str, int] = field(default_factory=dict)  # that it tells, by model
     health: bool = False  # it has a page /health
     usage_in_streams: bool = True
     asked: list[str] = field(default_factory=list)
@@ -57,6 +59,7 @@ class Plain:
         self.asked.append("/v1/models")
         listed = [
             {"id": name, "object": "model", "created": 1763800000, "owned_by": "library"}
+            | ({"max_model_len": self.windows[name]} if name in self.windows else {})
             for name in self.models
         ]
         return JSONResponse({"object": "list", "data": listed})

@@ -87,6 +87,17 @@ async def test_of_several_models_none_is_guessed():
 
 
 @story
+async def test_of_several_models_the_window_is_that_of_the_pools_own():
+    plain = Plain(models=("m", "embedder"), windows={"m": 32_000, "embedder": 50})
+    async with plain_gateway(plain) as world:
+        asked = {"model": "m", "prompt": list(range(100)), "max_tokens": 3}
+        reply = await world.http.post("/v1/completions", json=asked)
+        assert reply.status_code == 200, reply.text
+        (listed,) = (await world.http.get("/v1/models")).json()["data"]
+        assert listed["max_model_len"] == 32_000
+
+
+@story
 async def test_its_load_is_its_concurrency_limit():
     plain = Plain(holds=True)
     pool = "    queue: {max_requests: 0}\n"

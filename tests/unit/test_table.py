@@ -438,6 +438,18 @@ def test_the_model_list_tells_window_adapters_endpoints_and_version(table):
     assert backend.base_model == "m"
 
 
+@pytest.mark.parametrize("window", [4096, None])
+def test_of_several_models_the_window_is_that_of_the_pools_own(table, window):
+    others = ServedModel("embedder", None, 512), ServedModel("large", None, 8192)
+    backend = make_ready(table, models=(*others, ServedModel("m", None, window)))
+    assert backend.window_tokens == window
+
+
+def test_while_none_of_several_models_is_the_pools_the_smallest_window_counts(table):
+    others = ServedModel("embedder", None, 512), ServedModel("large", None, 8192)
+    assert make_ready(table, models=others).window_tokens == 512
+
+
 @pytest.mark.parametrize(
     ("settings", "listed", "expected"),
     [
