@@ -324,6 +324,7 @@ class Ask(msgspec.Struct):
     free_at: float = math.inf  # since when another backend could take it than it waits for
     awaits: str | None = None  # the backend that it waits for, because its prompt is cached there
     fallback: Fallback | None = None  # its own pool could not take it
+    attempts_before: int = 0  # that were made in other pools
     on_trial: bool | None = None  # goes to the revision on trial; None: there is none
     place: Slot | None = None  # taken ahead, for the rest of its stream
     weighed: tuple[str, ...] = ()  # the backends that were compared last

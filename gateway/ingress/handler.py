@@ -200,8 +200,8 @@ class Handler:
         for route in stand_ins(cause, ask, pool, catalog):
             record.pool, record.adapter = route.pool, route.adapter
             record.fallback = Fallback(asked.pool, cause)
-            sent = record.attempts
             other = Ask(route, down.asked or ask.call, UNMEASURED, ask.caller, session=ask.session)
+            sent = other.attempts_before = record.attempts
             down.gathering = down.trailed = None  # of what its own pool made of it (`keep_trail`)
             record.conversation = assign(other, down.revision)
             give_back(self.limiter, record)

@@ -93,7 +93,8 @@ class Retrying:
             ask.tried.pop(backend.id, None)
         if stream is not None and stream.went_on:
             self._measuring.anew(down, ask, stream)
-        await _pause(slot, attempts.pause_s(step, error, record.attempts, self._rng.random()))
+        made = record.attempts - ask.attempts_before
+        await _pause(slot, attempts.pause_s(step, error, made, self._rng.random()))
         return step is attempts.Next.FRESH_CONNECTION
 
     async def _goes_on(
@@ -129,7 +130,7 @@ class Retrying:
         """Return what follows a failed attempt of which there is no stream to go on with."""
         step = attempts.after(
             error,
-            attempts=record.attempts,
+            attempts=record.attempts - ask.attempts_before,
             repeatable=_repeatable(down),
             over=over,
             chance=chance,

@@ -11,11 +11,11 @@ Only what surely was not executed, or has nobody who still works on it, is tried
     anything else     the engine may still work                          told
 
 Nothing is tried again once the client has a byte of a reply, when the body is held nowhere any more,
-after the third attempt, or when the client has given up by then. The rest of a stream that was cut where it
-can go on (`resume.stream`) is a request of its own, which goes elsewhere whatever has failed, at most three
-times; where the only backend left has no room for it, there again. The client is told the last error: as a
-reply where none has begun, else in its stream. A full engine does not send the client back to the queue, where
-all wait for the same engines: the client is told when to come again.
+after the third attempt in a pool (a fallback has attempts of its own), or when the client has given up by then.
+The rest of a stream that was cut where it can go on (`resume.stream`) is a request of its own, which goes
+elsewhere whatever has failed, at most three times; where the only backend left has no room for it, there again.
+The client is told the last error: as a reply where none has begun, else in its stream. A full engine does not send
+the client back to the queue, where all wait for the same engines: the client is told when to come again.
 
 Of the requests under way in a pool at most a fifth may be such attempts, or three, until the backend has
 answered. What never left the gateway is not counted, nor what is over where it was: it adds nothing to what
@@ -61,7 +61,7 @@ def after(
     chance: Chance,
     left_s: float,
 ) -> Next:
-    """Decide what follows the last of `attempts`, which failed with `error`.
+    """Decide what follows the last of `attempts` in a pool, which failed with `error`.
 
     `repeatable`: the client has no byte of a reply, and the body is at hand. `over`: nobody works on it any
     more. `chance`: when a backend that was not tried has room. `left_s`: how long the client still waits.
@@ -89,7 +89,7 @@ def adds_load(error: UpstreamError | EngineFull, *, over: bool) -> bool:
 
 
 def pause_s(step: Next, error: UpstreamError | EngineFull, attempts: int, chance: float) -> float:
-    """Return how long to wait before another attempt, by `chance` (0 to 1).
+    """Return how long to wait before another attempt, after so many in its pool, by `chance` (0 to 1).
 
     The first one goes elsewhere, where nothing is wrong yet: at once. Where two failed, much does.
     """

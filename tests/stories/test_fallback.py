@@ -67,6 +67,44 @@ def test_without_a_backend_another_pool_answers_and_says_so(stream):
     told()
 
 
+NEAR_FIRST = """\
+pools:
+  big:
+    fallback: {no_backend: small}
+    backends: [<0>, <1>, <2>]
+  small:
+    prefer: {labels: {zone: near}}
+    backends: [{url: <3>, labels: {zone: near}}, <4>]
+"""
+
+
+@story
+async def test_attempts_in_the_own_pool_take_none_from_the_other():
+    sims = BIG, BIG, BIG, SMALL, SMALL
+    async with gateway(*sims, pools=NEAR_FIRST, as_shipped=True, access=True) as world:
+        for sim in world.sims[:4]:
+            sim.inject("refuse")
+        reply = await world.chat(model="big", max_tokens=1)
+        assert reply.status_code == 200, reply.text
+        assert reply.headers["x-gateway-backend"] == "small/b2"
+        assert reply.headers["x-gateway-attempts"] == "5"  # in all
+        (line,) = world.access_lines()
+        assert line["attempts"] == 5
+
+
+@story
+async def test_in_the_other_pool_three_attempts_are_made_at_most_too():
+    pools = NEAR_FIRST.replace("[<0>, <1>, <2>]", "[<0>]").replace(
+        "[{url: <3>, labels", "[<1>, <2>, {url: <3>, labels"
+    )
+    async with gateway(BIG, *[SMALL] * 4, pools=pools, as_shipped=True) as world:
+        for sim in world.sims:
+            sim.inject("refuse")
+        reply = await world.chat(model="big", max_tokens=1)
+        assert reply.status_code == 502, reply.text
+        assert reply.headers["x-gateway-attempts"] == "4"
+
+
 @story
 async def test_the_other_pool_gets_what_was_asked_and_not_what_the_own_one_made_of_it():
     # The own pool asks for whole replies as streams, so that another backend can go on with them (`resume`).
