@@ -63,6 +63,41 @@ async def test_a_share_of_the_conversations_goes_there_and_none_changes_sides():
         assert [line["revision"] for line in lines[:60]] == list(sides.values())
 
 
+def marked(text):
+    """Return a message as clients of Anthropic's API write their last one: the mark moves on with each turn."""
+    mark = {"cache_control": {"type": "ephemeral"}}
+    return {"role": "user", "content": [{"type": "text", "text": text, **mark}]}
+
+
+def said(text):
+    return [{"role": "user", "content": text}, {"role": "assistant", "content": "and"}]
+
+
+TURNS = {
+    "/v1/messages": (
+        lambda text: {"messages": [marked(text)], "max_tokens": 1},
+        lambda text: {"messages": [*said(text), marked("more")], "max_tokens": 1},
+    ),
+    "/v1/responses": (
+        lambda text: {"input": text, "max_output_tokens": 1},
+        lambda text: {"input": [*said(text), marked("more")], "max_output_tokens": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("path", TURNS)
+@story
+async def test_a_conversation_whose_first_turn_is_written_in_another_way_stays_on_its_side(path):
+    async with gateway(FAST, FAST, pools=pools("weight: 0.5")) as world:
+        sides = set()
+        for number in range(16):
+            bodies = [{"model": "m", **turn(f"talk {number}")} for turn in TURNS[path]]
+            first, then = [revision(await world.http.post(path, json=each)) for each in bodies]
+            assert first == then
+            sides.add(first)
+        assert len(sides) == 2
+
+
 @story
 async def test_by_header_and_by_key_only_those_who_are_named_go_there():
     async with gateway(FAST, FAST, pools=pools("header: true")) as world:

@@ -55,6 +55,43 @@ def test_a_conversation_that_grew_large_begins_as_it_did_when_it_was_small(first
     assert beginning(large) == small
 
 
+MARK = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+SHORT, LONG, WIDE, QUOTED = "hi", "x" * 100_000, "ü" * 20_000, '\\"type": "\\\\"' * 9_000
+
+
+def part(text, kind="text", **more):
+    return {"type": kind, "text": text, **more}
+
+
+def form(*content, role="user", **more):
+    return {**more, "role": role, "content": [*content]}
+
+
+@pytest.mark.parametrize("said", [SHORT, LONG, WIDE, QUOTED])
+def test_a_mark_of_the_cache_and_how_a_text_is_written_tell_no_conversations_apart(said):
+    begun = of(form(part(said, **MARK)), path=b"/v1/messages")
+    for turn in (form(part(said)), user(said), {"content": said, "role": "user"}):
+        again = of(turn, form(part("more", **MARK)), path=b"/v1/messages")
+        assert again == begun
+    marked_first = {"role": "user", "content": [MARK | part(said)]}
+    assert of(marked_first, path=b"/v1/messages") == begun
+    assert of(form(part("ho"), part(said)), path=b"/v1/messages") != begun
+
+
+@pytest.mark.parametrize("said", [SHORT, LONG, WIDE, QUOTED])
+def test_an_input_that_is_a_string_begins_as_a_list_with_it(said):
+    responses = ENDPOINTS[b"/v1/responses"]
+    alone = beginning(parse_call(responses, json.dumps({"model": "m", "input": said}).encode()))
+    turns = form(part(said, "input_text"), type="message"), user(said)
+    more = form(part("and", "output_text"), role="assistant"), user("more")
+    assert [of(turn, *more, path=b"/v1/responses") for turn in turns] == [alone] * 2
+
+
+def test_of_the_same_text_with_other_images_each_is_a_conversation():
+    images = [{"type": "image_url", "image_url": {"url": f"http://a/{n}.png"}} for n in range(2)]
+    assert len({of(form(part("Describe it."), image)) for image in images}) == 2
+
+
 @pytest.mark.parametrize("messages", [[], "text", [1, 2], [[]], None, {"role": "user"}])
 def test_what_is_no_list_of_turns_does_no_harm(messages):
     call = parse_call(CHAT, json.dumps({"model": "m", "messages": [user("a")]}).encode())
@@ -65,8 +102,9 @@ def test_what_is_no_list_of_turns_does_no_harm(messages):
 
 def test_a_number_of_more_digits_than_python_reads_does_no_harm():
     turn = b'{"role":"user","content":"hi","x":' + b"1" * 5000 + b"}"
-    body = b'{"model":"m","messages":[' + turn + b"]}"
-    assert beginning(parse_call(CHAT, body))
+    bodies = [b'{"model":"m","messages":[' + turn + more + b"]}" for more in (b"", b"," + turn)]
+    first, second = [beginning(parse_call(CHAT, body)) for body in bodies]
+    assert first == second != ""
 
 
 def test_of_a_form_nothing_is_read():
