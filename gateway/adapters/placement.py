@@ -3,7 +3,8 @@
 In this order, with at most one change at a time on each backend:
 
     not wanted     unload what this gateway loaded and nobody wants there any more, and the adapters with the
-                   least demand where a backend has more than it can keep; reload from a new path
+                   least demand where a backend has more than it can keep; reload from a new path, one
+                   copy after the other, also where it is in use: then its requests end first
     pinned         by an operator or in the settings: load at once
     waited for     requests wait and no backend has it: load at once, on a backend that has caught up after
                    its last load, in place of the adapter with the least demand. If all are in use, that
@@ -155,12 +156,15 @@ class _Plan:
         """Unload what is not wanted there, or more than it can keep; reload what has a new path."""
         if place.changing or place.closed:
             return
-        mine = (place.held & place.ours) - place.in_use
-        for name in sorted((mine | place.held & place.out) - self.changing - place.stuck):
-            each, out = self.wanted.get(name), name in place.out
-            stale = name in place.stale and each is not None and name not in place.barred
-            if stale or out or each is None or self._surplus(each, place):
-                self.moved[place.id] = Move(place.id, name, name if stale and not out else None)
+        idle = (place.held & place.ours) - place.in_use
+        # These finish their requests first: one that is always in use would never be reloaded.
+        stale = (place.stale & place.ours & self.wanted.keys()) - place.barred.keys()
+        out = place.held & place.out
+        for name in sorted((idle | stale | out) - self.changing - place.stuck):
+            each = self.wanted.get(name)
+            if name in stale | out or each is None or self._surplus(each, place):
+                load = name if name in stale - out else None
+                self.moved[place.id] = Move(place.id, name, load)
                 self.changing |= {name}  # one copy at a time
                 return
         loss = self._loss(place, place.in_use)

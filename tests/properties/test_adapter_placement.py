@@ -37,10 +37,11 @@ def fleets(draw):
         room, held = draw(st.none() | st.integers(0, 6)), sorted(draw(names))
         kept = frozenset(held if room is None else held[:room])
         ours = frozenset(draw(st.sets(st.sampled_from(sorted(kept))))) if kept else frozenset()
+        stale = frozenset(draw(st.sets(st.sampled_from(sorted(ours))))) if ours else frozenset()
         in_use = frozenset(draw(st.sets(st.sampled_from(sorted(kept))))) if kept else frozenset()
         barred = dict.fromkeys(draw(st.sets(st.sampled_from(NAMES), max_size=2)), "its rank")
         found.append(
-            Place(each, room, kept, ours=ours, in_use=in_use, barred=barred, closed=draw(st.booleans()),
+            Place(each, room, kept, stale=stale, ours=ours, in_use=in_use, barred=barred, closed=draw(st.booleans()),
                   rested=draw(st.booleans()), load_s=draw(st.sampled_from([0.0, 0.1, 3.0])))
         )  # fmt: skip
     return found
@@ -90,17 +91,21 @@ def test_what_a_plan_does_is_allowed(wanted, places):
         after = done(move, place)
         event("replaces" if move.unload and move.load else "one way")
         assert not place.closed
+        reloads = move.load is not None and move.load == move.unload
+        if reloads:
+            assert move.load in place.stale
+            assert sum(each.unload == move.unload for each in moves) == 1  # one copy at a time
         if move.load is not None:
             assert move.load in known
-            assert move.load not in place.held
+            assert reloads or move.load not in place.held
             assert move.load not in place.barred
-            assert place.room is None or len(after.held) <= place.room
+            assert reloads or place.room is None or len(after.held) <= place.room
         if move.unload is not None:
             assert move.unload in place.ours
             waited = move.load is not None and known[move.load].waits_since is not None
-            assert waited or move.unload not in place.in_use
+            assert waited or reloads or move.unload not in place.in_use
             each = known.get(move.unload)
-            assert each is None or place.id not in each.pins
+            assert reloads or each is None or place.id not in each.pins
 
 
 @given(wants(), fleets())

@@ -173,6 +173,43 @@ async def test_a_new_path_comes_with_a_reload_and_what_is_listed_no_more_goes():
         await world.until(lambda: held(world) == held(world, 1) == new, 15)
 
 
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_new_path_of_an_adapter_that_always_has_requests_comes_one_copy_at_a_time(copies):
+    async def asks(world, until):
+        while not until.is_set():
+            reply = await world.chat(model="sql", max_tokens=10)
+            assert reply.status_code == 200, reply.text
+
+    @story
+    async def comes():
+        sims = [SimConfig(model="m", decode_step_s=0.02)] * copies
+        async with gateway(*sims, pools=pool([lora("sql", "/loras/1")], copies)) as world:
+            backends, over = world.process.table.backends("m"), asyncio.Event()
+
+            def all_have(path):
+                return all(held(world, each) == {"sql": path} for each in range(copies))
+
+            def requests_wait():
+                return all("sql" in each.lacking for each in backends)
+
+            await world.until(lambda: all_have("/loras/1"))
+            waited = 0
+            async with asyncio.TaskGroup() as group:
+                for _ in range(3 * copies):
+                    group.create_task(asks(world, over))
+                await world.until(lambda: all(backend.adapter_requests for backend in backends))
+                world.path.write_text(world.path.read_text().replace("/loras/1", "/loras/2"))
+                assert (await reload(world.process)).done
+                async with asyncio.timeout(10):
+                    while not all_have("/loras/2"):
+                        waited += requests_wait()
+                        await asyncio.sleep(0.01)
+                over.set()
+            assert copies == 1 or not waited
+
+    comes()
+
+
 @story
 async def test_an_operators_order_beats_placement_and_outlives_the_gateway():
     async with gateway(SIM, SIM, pools=pool([lora("a", replicas=1)], 2)) as world:

@@ -102,6 +102,16 @@ def test_a_new_path_comes_one_backend_after_the_other():
     assert plan([Wanted("x")], under_way) == []
 
 
+def test_a_new_path_comes_also_where_the_adapter_is_in_use_but_not_where_it_cannot_be_loaded():
+    x = frozenset({"x"})
+    busy = [place(f"b{each}", 2, ["x"], stale=x, in_use=x) for each in range(2)]
+    assert plan([Wanted("x")], busy) == [Move("m/b0", "x", "x")]
+    barred = [place("b0", 2, ["x"], stale=x, in_use=x, barred={"x": "its rank is 64"})]
+    assert plan([Wanted("x")], barred) == []
+    foreign = [place("b0", 2, ["x"], stale=x, in_use=x, ours=frozenset())]
+    assert plan([Wanted("x")], foreign) == []
+
+
 def test_big_ones_are_spread():
     wanted = [Wanted("big", weight=64), Wanted("big2", weight=64, copies=1), Wanted("s", weight=8)]
     places = [place("b1", 3, ["big"]), place("b2", 3, ["s"])]
