@@ -15,6 +15,9 @@ In this order, with at most one change at a time on each backend:
 An adapter without demand stays until its room is needed. A copy replaces another only if its demand per
 copy is more than twice as high. So noise moves nothing, and a move is not undone. An adapter that was
 loaded a moment ago, or by somebody else, is never unloaded to make room.
+
+A backend in reserve gets what the others cannot take, and every adapter if all fit everywhere. A copy there
+is none of those that are wanted, and goes once there are enough of them, unless it is pinned there.
 """
 
 from __future__ import annotations
@@ -67,6 +70,7 @@ class Place:
         default_factory=dict
     )  # why each of these cannot be loaded now
     closed: bool = False  # nothing may be loaded now
+    reserve: bool = False  # it gets no requests while others serve
     rested: bool = True  # loads that are not urgent may begin
     caught_up: bool = True  # loads that requests wait for may begin
     load_s: float = 0.0  # expected seconds until its present requests are done
@@ -123,10 +127,19 @@ class _Plan:
         self.all_fit = fit_everywhere(wanted, places)
         self.demand = sum(each.demand for each in wanted)
         self.changing = frozenset().union(*(each.changing for each in places))
+        reserve = [each for each in places if each.reserve]
+        # Without any other, those in reserve get all requests.
+        self.reserve = reserve if len(reserve) < len(places) else []
+        self.reserve_ids = frozenset(each.id for each in self.reserve)
+        self.front = [each for each in places if each.id not in self.reserve_ids]
         self.copies = dict.fromkeys(self.wanted, 0)
+        self.in_front = dict.fromkeys(self.wanted, 0)  # of those, the ones that requests go to
         for each in places:
             for name in (each.held | each.changing) & self.wanted.keys():
-                self.copies[name] += 1
+                self._count(name, each, 1)
+        self.takes = {
+            each.id: each.free or bool(each.changing or self._movable(each)) for each in places
+        }
         self.moved: dict[str, Move] = {}
         # The adapter with the least demand there, and that demand, by place and whether it may be in use. It is
         # asked for by every adapter that is not there, so it is kept until the next move.
@@ -139,18 +152,25 @@ class _Plan:
             for place in self.places:
                 if place.id in each.pins and self._lacking(each, place):
                     self._move(each, [place], at_once=True)
+        self._load_awaited()
+        auto = [each for each in self.wanted.values() if each.copies is None]
+        auto.sort(key=lambda each: (self.in_front[each.name] > 0, -self._gain(each, self.in_front)))
+        for each in [*(each for each in self.wanted.values() if each.copies is not None), *auto]:
+            in_front, in_reserve = self._targets(each)
+            if self.in_front[each.name] < in_front:
+                self._move(each, self.front, at_once=False)
+            elif self.copies[each.name] - self.in_front[each.name] < in_reserve:
+                self._move(each, self.reserve, at_once=False)
+        return [*self.moved.values()]
+
+    def _load_awaited(self) -> None:
+        """Load what requests wait for, in the order in which they came."""
         waits = [each for each in self.wanted.values() if each.waits_since is not None]
         for drains in (False, True):
             for each in sorted(waits, key=lambda each: each.waits_since or 0.0):
                 if self.copies[each.name] == 0:
-                    places = [place for place in self.places if place.caught_up]
+                    places = [place for place in self._asked(each) if place.caught_up]
                     self._move(each, places, at_once=True, drains=drains)
-        auto = [each for each in self.wanted.values() if each.copies is None]
-        auto.sort(key=lambda each: (self.copies[each.name] > 0, -self._gain(each)))
-        for each in [*(each for each in self.wanted.values() if each.copies is not None), *auto]:
-            if self.copies[each.name] < self._target(each):
-                self._move(each, self.places, at_once=False)
-        return [*self.moved.values()]
 
     def _clear(self, place: Place) -> None:
         """Unload what is not wanted there, or more than it can keep; reload what has a new path."""
@@ -175,23 +195,52 @@ class _Plan:
 
     def _surplus(self, each: Wanted, place: Place) -> bool:
         most = None if each.copies is None else max(each.copies, len(each.pins))
-        return most is not None and self.copies[each.name] > most and place.id not in each.pins
+        counted = self._counted(place)[each.name]
+        return most is not None and counted > most and place.id not in each.pins
 
-    def _target(self, each: Wanted) -> int:
+    def _spare(self, each: Wanted, place: Place) -> bool:
+        """Whether a copy there is none of those that are wanted, as requests go elsewhere."""
+        return place.id in self.reserve_ids and place.id not in each.pins
+
+    def _count(self, name: str, place: Place, more: int) -> None:
+        self.copies[name] += more
+        if not self._spare(self.wanted[name], place):
+            self.in_front[name] += more
+
+    def _counted(self, place: Place) -> dict[str, int]:
+        """Return the copies that one there is compared with: for a backend in reserve all of them."""
+        return self.copies if place.id in self.reserve_ids else self.in_front
+
+    def _asked(self, each: Wanted) -> Sequence[Place]:
+        """Return the backends of which one should load what requests wait for."""
+        front = any(
+            self.takes[place.id] and not place.closed and each.name not in place.barred
+            for place in self.front
+        )
+        return self.front if front else self.reserve
+
+    def _targets(self, each: Wanted) -> tuple[int, int]:
+        """Return how many copies are wanted, and how many in reserve beside them."""
         able = [
             place
             for place in self.places
-            if each.name in place.held or each.name not in place.barred
+            if each.name in place.held or (self.takes[place.id] and each.name not in place.barred)
         ]
+        in_front = len(able)
+        if self.reserve:
+            in_front -= sum(self._spare(each, place) for place in able)
         if each.copies is not None:
-            return min(each.copies, len(able))
-        if self.all_fit:
-            return len(able)
-        share = each.demand / self.demand if each.demand > _NOISE else 0.0
-        return min(max(1, math.ceil(_HEADROOM * share * len(self.places))), len(able))
+            count = each.copies
+        elif self.all_fit:
+            count = len(able)
+        else:
+            share = each.demand / self.demand if each.demand > _NOISE else 0.0
+            count = max(1, math.ceil(_HEADROOM * share * len(self.front)))
+        first = min(count, in_front)
+        return first, min(count - first, len(able) - in_front)
 
-    def _gain(self, each: Wanted) -> float:
-        return each.demand / (self.copies[each.name] + 1)
+    def _gain(self, each: Wanted, copies: Mapping[str, int]) -> float:
+        return each.demand / (copies[each.name] + 1)
 
     def _lacking(self, each: Wanted, place: Place) -> bool:
         return each.name not in place.held and each.name not in place.changing
@@ -215,14 +264,14 @@ class _Plan:
                 continue
             weight = sum(self.wanted[name].weight for name in place.held if name in self.wanted)
             key = goes is not None, round(place.load_s, 1), weight, len(place.held), place.id
-            found.append((key, Move(place.id, goes, each.name)))
+            found.append((key, place, goes))
         if found:
-            move = min(found, key=lambda pair: pair[0])[1]
-            self.moved[move.place] = move
+            _, chosen, goes = min(found, key=lambda each: each[0])
+            move = self.moved[chosen.id] = Move(chosen.id, goes, each.name)
             self.coldest.clear()
-            self.copies[each.name] += 1
+            self._count(each.name, chosen, 1)
             if move.unload in self.copies:
-                self.copies[move.unload] -= 1
+                self._count(move.unload, chosen, -1)
 
     def _calm(self, place: Place) -> bool:
         """Whether a load that is not urgent may begin: it is idle, or no other backend is changing."""
@@ -240,14 +289,16 @@ class _Plan:
         if (found := self.coldest[key]) is None:
             return None
         lost, coldest = found
-        if at_once or each.copies is not None or self._gain(each) > _WORTH * lost + _NOISE:
+        gain = self._gain(each, self._counted(place))
+        if at_once or each.copies is not None or gain > _WORTH * lost + _NOISE:
             return coldest
         return None
 
     def _loss(self, place: Place, in_use: frozenset[str]) -> dict[str, float]:
         """Return the adapters that may be unloaded now to make room, with their demand per copy."""
+        copies = self._counted(place)
         return {
-            name: 0.0 if known is None else known.demand / self.copies[name]
+            name: 0.0 if known is None else known.demand / copies[name]
             for name, known in self._movable(place).items()
             if name not in in_use | place.stuck and (known is None or not known.fresh)
         }
@@ -263,7 +314,7 @@ class _Plan:
 
     def lacks(self, place: Place) -> dict[str, Exclusion]:
         found = dict.fromkeys(place.changing, Exclusion.ADAPTER_LOADING)
-        possible = place.free or bool(place.changing or self._movable(place))
+        possible = self.takes[place.id]
         for name in self.wanted:
             if name in place.changing or name in place.held:
                 continue

@@ -135,6 +135,7 @@ class Known:
             changing=self.changing.get(backend.id, frozenset()),
             barred=self._barred(backend, paths, now),
             closed=self._closed(backend, now),
+            reserve=backend.in_reserve,
             rested=self.rest_until.get(backend.id, 0.0) <= now or ahead_s == 0,
             caught_up=self.caught_up_at.get(backend.id, 0.0) <= now or not backend.in_flight,
             load_s=ahead_s,

@@ -42,9 +42,15 @@ def fleets(draw):
         barred = dict.fromkeys(draw(st.sets(st.sampled_from(NAMES), max_size=2)), "its rank")
         found.append(
             Place(each, room, kept, stale=stale, ours=ours, in_use=in_use, barred=barred, closed=draw(st.booleans()),
-                  rested=draw(st.booleans()), load_s=draw(st.sampled_from([0.0, 0.1, 3.0])))
+                  reserve=draw(st.booleans()), rested=draw(st.booleans()), load_s=draw(st.sampled_from([0.0, 0.1, 3.0])))
         )  # fmt: skip
     return found
+
+
+def spare(wanted, place, places):
+    """Whether a copy there is none of those that are wanted, as requests go elsewhere."""
+    alone = all(each.reserve for each in places)
+    return place.reserve and not alone and place.id not in wanted.pins
 
 
 def done(move, place):
@@ -119,10 +125,11 @@ def test_at_rest_everything_is_where_it_was_asked_for_or_cannot_be(wanted, place
     wanted, rested = at_rest(wanted, calm)
     firm = {each.name for each in wanted if each.copies is not None or each.pins}
     for each in wanted:
-        holders = [place for place in rested if each.name in place.held]
+        counted = [place for place in rested if not spare(each, place, rested)]
+        holders = [place for place in counted if each.name in place.held]
         lacking = [
             place
-            for place in rested
+            for place in counted
             if each.name not in place.held and each.name not in place.barred
         ]
         for place in lacking:
@@ -134,9 +141,12 @@ def test_at_rest_everything_is_where_it_was_asked_for_or_cannot_be(wanted, place
             assert not place.free
             assert not in_the_way
         if each.copies is not None:
-            ours = [place for place in holders if each.name in place.ours]
-            spare = [place for place in ours if place.id not in each.pins]
-            assert len(holders) <= max(each.copies, len(each.pins)) or not spare
+            most = max(each.copies, len(each.pins))
+            anywhere = [place for place in rested if each.name in place.held]
+            ours = [place for place in anywhere if each.name in place.ours]
+            movable = [place for place in ours if place.id not in each.pins]
+            assert len(holders) <= most or not any(place in holders for place in movable)
+            assert len(anywhere) <= most or all(place in holders for place in movable)
 
 
 @given(wants(), fleets())

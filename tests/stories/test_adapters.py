@@ -149,6 +149,41 @@ async def test_a_request_waits_for_a_load_no_longer_than_loads_take():
 
 
 @story
+async def test_a_single_copy_leaves_a_backend_that_becomes_a_reserve():
+    listed = json.dumps([lora("sql", replicas=1)])
+    backends = "[{url: '<0>', weight: 1}, {url: '<1>'}]"
+    pools = f"pools: {{m: {{adapters: {listed}, backends: {backends}}}}}"
+    async with gateway(SIM, SIM, pools=pools) as world:
+        await world.until(lambda: "sql" in held(world))
+        world.path.write_text(world.path.read_text().replace("weight: 1", "weight: 0"))
+        assert (await reload(world.process)).done
+        await world.until(lambda: [*held(world, 1)] == ["sql"] and not held(world))
+        await world.until(lambda: not world.process.adapters.pools["m"].changes)
+        reply = await world.chat(model="sql", max_tokens=1)
+        assert (reply.status_code, reply.headers["x-gateway-backend"]) == (200, "m/b2")
+        assert loads(world) == loads(world, 1) == 1
+
+
+@story
+async def test_a_single_copy_leaves_a_revision_that_was_rolled_back():
+    listed = json.dumps([lora("sql", replicas=1)])
+    backends = "[{url: '<0>', revision: v2}, {url: '<1>', revision: v1}]"
+    canary = "{revision: v2, weight: 0.5, automatic: true}"
+    pools = f"pools: {{m: {{adapters: {listed}, canary: {canary}, backends: {backends}}}}}"
+    async with gateway(SIM, SIM, pools=pools, extra="state: state") as world:
+        await world.until(lambda: "sql" in held(world))
+        world.sims[0].inject("http_500:422")
+        for number in range(120):
+            await world.chat(f"talk {number}", max_tokens=1)
+            if world.process.table.get("m/b1").in_reserve:
+                break
+        await world.until(lambda: [*held(world, 1)] == ["sql"] and not held(world))
+        await world.until(lambda: not world.process.adapters.pools["m"].changes)
+        reply = await world.chat(model="sql", max_tokens=1)
+        assert (reply.status_code, reply.headers["x-gateway-revision"]) == (200, "v1")
+
+
+@story
 async def test_what_the_server_loaded_by_itself_is_left_alone():
     own = replace(SIM, adapters=("0-theirs",))
     listed = [lora("0-theirs", "/adapters/0-theirs"), lora("a"), lora("b")]

@@ -95,6 +95,46 @@ def test_replicas_go_up_and_down_as_the_number_says():
     assert len(plan([Wanted("x", copies=2)], empty)) == 2 - 1  # one more at the next look
 
 
+def test_copies_in_reserve_do_not_count_and_go_once_others_have_enough():
+    x = [Wanted("x", copies=1)]
+    reserve, other = place("b1", 2, ["x"], reserve=True), place("b2", 2)
+    assert plan(x, [reserve, other]) == [Move("m/b2", None, "x")]
+    assert plan(x, [reserve, place("b2", 2, ["x"])]) == [Move("m/b1", "x")]
+    assert plan(x, [place("b1", 2, reserve=True), other]) == [Move("m/b2", None, "x")]
+    assert plan([Wanted("x", copies=2)], [reserve, place("b2", 2, ["x"])]) == []  # no other can
+
+
+def test_a_backend_in_reserve_gets_what_no_other_can_take_or_all_if_that_fits_everywhere():
+    x = [Wanted("x", copies=1)]
+    reserve = place("b1", 2, reserve=True)
+    assert plan(x, [reserve]) == [Move("m/b1", None, "x")]
+    assert plan(x, [reserve, place("b2", 0)]) == [Move("m/b1", None, "x")]
+    assert plan([Wanted("x")], [reserve, place("b2", 2, ["x"])]) == [Move("m/b1", None, "x")]
+
+
+def test_a_pin_in_reserve_counts():
+    pinned = [Wanted("x", copies=1, pins=frozenset({"m/b1"}))]
+    assert plan(pinned, [place("b1", 2, ["x"], reserve=True), place("b2", 2)]) == []
+
+
+def test_what_requests_wait_for_goes_in_reserve_only_if_no_other_can_take_it():
+    wanted = [Wanted("a"), Wanted("c", waits_since=1.0)]
+    reserve, a = place("b1", 2, reserve=True), frozenset({"a"})
+    assert plan(wanted, [reserve, place("b2", 1, a)]) == [Move("m/b2", "a", "c")]
+    busy = place("b2", 1, a, in_use=a)
+    assert plan(wanted, [reserve, busy]) == [Move("m/b2", "a", "c")]  # once it has no requests
+    assert plan(wanted, [reserve, place("b2", 1, a, ours=frozenset())])[0].place == "m/b1"
+
+
+def test_with_too_little_room_an_adapter_leaves_the_reserve_by_demand():
+    def site(demand):
+        wanted = [Wanted("a", demand=1.0), Wanted("x", demand=demand)]
+        return plan(wanted, [place("b1", 1, ["x"], reserve=True), place("b2", 1, ["a"])])
+
+    assert site(1.5) == []
+    assert site(3.0) == [Move("m/b2", "a", "x")]
+
+
 def test_a_new_path_comes_one_backend_after_the_other():
     stale = [place(f"b{each}", 2, ["x"], stale=frozenset({"x"})) for each in range(2)]
     assert plan([Wanted("x")], stale) == [Move("m/b0", "x", "x")]
