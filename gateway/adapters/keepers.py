@@ -8,6 +8,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from gateway.adapters.keeper import PoolAdapters, Tools
 from gateway.adapters.memory import Memory, Order
 from gateway.adapters.seen import unloaded_by_operator
@@ -184,6 +186,9 @@ class Adapters:
         before = keeper.known.orders(backend_id).get(name)
         if order is not None and order.keep:
             self._check(backend, name, order, keeper.known.settings)
+            if order.path is None and name not in keeper.known.listed_paths:
+                # Nothing else tells where it is, once the server has lost it.
+                order = msgspec.structs.replace(order, path=backend.models[name].root)
         if order is None and before is None:
             return f"No order holds for {name} on {backend_id}; nothing changes."
         if order is None and before is not self.memory.orders(backend_id).get(name):
@@ -250,7 +255,7 @@ class Adapters:
                 "other_path",
                 f"The settings have {name} from {path}. Change its path there and reload.",
             )
-        if path is None and order.path is None and known is None:
+        if path is None and order.path is None and (known is None or known.root is None):
             peers = self._table.backends(backend.pool)
             roots = {each.id: each.models[name].root for each in peers if name in each.adapters}
             hint = "".join(f" {peer} has it from {root}." for peer, root in roots.items() if root)

@@ -351,6 +351,20 @@ async def test_what_left_a_server_is_not_the_gateways_any_more():
         assert (row.loaded_by, row.wanted_by) == ("other", None)
 
 
+@story
+async def test_what_somebody_loaded_and_an_operator_keeps_comes_back_when_its_server_lost_it():
+    async with gateway(replace(SLOW, adapters=("x",)), pools=pool("auto")) as world:
+        backend, adapters = world.process.table.get("m/b1"), world.process.adapters
+        root = backend.models["x"].root
+        assert "keeps x, until another" in adapters.order("m/b1", "x", Order(keep=True))
+        world.sims[0].state.loaded.clear()
+        await world.until(lambda: "x" not in backend.models)
+        (row,) = adapters.statuses()
+        assert (row.order, row.wanted_by, row.path) == ("load", "operator", root)
+        await world.until(lambda: held(world) == {"x": root})
+        assert Memory(world.process.config.state).orders("m/b1")["x"].path == root
+
+
 # --- what operators see and say -------------------------------------------------------------------
 
 

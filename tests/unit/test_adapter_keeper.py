@@ -7,7 +7,7 @@ import pytest
 
 from gateway.adapters.elsewhere import Elsewhere, Placed, PoolTold
 from gateway.adapters.keeper import Done, PoolAdapters, Tools
-from gateway.adapters.keepers import Adapters
+from gateway.adapters.keepers import Adapters, OrderRefused
 from gateway.adapters.memory import Memory, Order
 from gateway.adapters.seen import Failure
 from gateway.adapters.together import Together
@@ -533,3 +533,23 @@ async def is_told_of_anothers_order(folder):
 
 def test_an_order_that_another_gateway_was_given_is_told_of_here(tmp_path):
     is_told_of_anothers_order(tmp_path)
+
+
+@held
+async def keeps_what_it_knows_the_path_of(folder):
+    """Order to keep two that a server loaded by itself; of one it does not tell from where."""
+    pools = {"m": {"backends": [{"url": "http://127.0.0.1:8001"}], "adapters": "auto"}}
+    house, memory = House(**pools), Memory(folder)
+    adapters = Adapters(house.table, house.loop, Events(), memory, lambda pool: frozenset())
+    adapters.apply(Config.model_validate({"pools": pools}).pools)
+    listed = BASE, ServedModel("a", "m", None, "/a"), ServedModel("b", "m", None, None)
+    house.table.observe("m/b1", ModelsSeen(house.loop.time(), listed, None, "0.32.0"))
+    adapters.order("m/b1", "a", Order(keep=True))
+    with pytest.raises(OrderRefused) as refused:
+        adapters.order("m/b1", "b", Order(keep=True))
+    assert refused.value.code == "no_path"
+    assert memory.orders("m/b1") == {"a": Order(keep=True, path="/a")}
+
+
+def test_an_order_to_keep_an_adapter_keeps_its_path_or_is_refused(tmp_path):
+    keeps_what_it_knows_the_path_of(tmp_path)
