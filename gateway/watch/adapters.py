@@ -23,9 +23,9 @@ _MOST_SHOWN: Final = 300  # characters of the server's answer
 def wanted(pool: PoolConfig, held: Mapping[str, str], backend: str) -> dict[str, str]:
     """Return the adapters that a restarted server should have, with their paths.
 
-    If the configuration lists adapters, only those count: all of them if they fit, otherwise those that
-    are pinned there and, while there is room, those that were loaded before. An adapter without a configured
-    path is loaded from its path before.
+    If the configuration lists adapters, only those count: those that are pinned there and, while there is
+    room, those that were loaded before. If all fit, also the others, but for those of which it wants a number
+    of copies: these may be elsewhere. An adapter without a configured path is loaded from its path before.
 
     Args:
         pool: its settings.
@@ -38,11 +38,12 @@ def wanted(pool: PoolConfig, held: Mapping[str, str], backend: str) -> dict[str,
     known = {name: path for name, path in paths.items() if path is not None}
     limits = [adapter_limits(each) for each in pool.backends if each.name == backend]
     most = limits[0].most if limits else None
-    if most is None or len(known) <= most:
-        return known
     pinned = {each.name for each in pool.adapters if backend in each.pin}
     first = sorted(known, key=lambda name: (name not in pinned, name not in held))
-    return {name: known[name] for name in first[:most] if name in pinned or name in held}
+    kept = pinned | held.keys()
+    if most is None or len(known) <= most:
+        kept |= {each.name for each in pool.adapters if each.replicas is None}
+    return {name: known[name] for name in first[:most] if name in kept}
 
 
 def held_by(backend: Backend) -> dict[str, str]:

@@ -199,6 +199,27 @@ async def test_adapters_of_the_configuration_are_loaded_from_their_paths():
 
 
 @story
+async def test_a_restarted_server_loads_no_copy_of_an_adapter_whose_copies_are_elsewhere():
+    adapters = [
+        {"name": name, "path": f"/a/{name}", "replicas": 1, "pin": [pin]}
+        for name, pin in (("sql", "b1"), ("fr", "b2"), ("de", "b2"))
+    ]
+    async with machine() as on:
+        for name in ("m/b1", "m/b2"):
+            await on[name].begin()
+        backends = managed(on["m/b1"]), managed(on["m/b2"])
+        async with fleet(on, *backends, adapters=adapters) as world:
+            await world.until(lambda: world.backend("m/b1").adapters == ("sql",))
+            await world.until(lambda: len(world.backend("m/b2").adapters) == 2)
+            before = len(world.told(EventKind.STARTED, "m/b1"))
+            await world.slot().die()
+            await world.until(lambda: len(world.told(EventKind.STARTED, "m/b1")) > before)
+            assert world.slot().sim.state.adapters == {"sql": "/a/sql"}
+            loads = world.slot().sim.received("/v1/load_lora_adapter")
+            assert [json.loads(each.body)["lora_name"] for each in loads] == ["sql"]
+
+
+@story
 async def test_an_adapter_that_cannot_be_loaded_is_told_and_the_rest_serves():
     adapters = [{"name": "sql", "path": "/missing"}, {"name": "fr", "path": "/a/fr"}]
     async with (

@@ -93,6 +93,20 @@ def test_a_new_server_holds_all_that_fits_else_what_is_pinned_there_and_was_held
     assert site(2) == {"b", "d"}
 
 
+@pytest.mark.parametrize("most", [None, 4])
+def test_a_new_server_holds_of_those_with_a_number_of_copies_what_it_held_or_what_is_pinned_there(
+    most,
+):
+    adapters = [{"name": name, "path": f"/{name}", "replicas": 1} for name in "abc"]
+    adapters[2]["pin"] = ["b1"]
+    adapters.append({"name": "d", "path": "/d"})
+    backend = (
+        {"url": "http://h:1"} if most is None else {"url": "http://h:1", "max_cpu_loras": most}
+    )
+    pool = Config.model_validate({"pools": {"m": {"backends": [backend], "adapters": adapters}}})
+    assert set(wanted(pool.pools["m"], {"b": "/b"}, "b1")) == {"b", "c", "d"}
+
+
 @pytest.mark.parametrize(
     ("version", "mixed"),
     [("0.24.0", True), ("0.32.0", False), ("v0.33.1.dev3+g1", False), ("1.0", False), (None, True)],
