@@ -4,7 +4,8 @@ In this order, with at most one change at a time on each backend:
 
     not wanted     unload what this gateway loaded and nobody wants there any more, and the adapters with the
                    least demand where a backend has more than it can keep; reload from a new path, one
-                   copy after the other, also where it is in use: then its requests end first
+                   copy after the other, also where it is in use: then its requests end first. If that
+                   fails, the other copies stay until a backend has it from there
     pinned         by an operator or in the settings: load at once
     waited for     requests wait and no backend has it: load at once, on a backend that has caught up after
                    its last load, in place of the adapter with the least demand. If all are in use, that
@@ -64,6 +65,7 @@ class Place:
     ours: frozenset[str] = NOBODY  # of those, loaded by this gateway
     in_use: frozenset[str] = NOBODY  # adapters with requests in flight there
     out: frozenset[str] = NOBODY  # adapters that an operator keeps away, whoever loaded them
+    failed: frozenset[str] = NOBODY  # the last load or unload of these failed there
     stuck: frozenset[str] = NOBODY  # the server did not unload these a moment ago
     changing: frozenset[str] = NOBODY  # being loaded or unloaded now
     barred: Mapping[str, str] = field(
@@ -137,6 +139,9 @@ class _Plan:
         for each in places:
             for name in (each.held | each.changing) & self.wanted.keys():
                 self._count(name, each, 1)
+        # Their new path failed on one backend, and none has it: the copies from the old one stay.
+        self.doubtful = frozenset().union(*(each.failed - each.held for each in places))
+        self.doubtful -= frozenset().union(*(each.held - each.stale for each in places))
         self.takes = {
             each.id: each.free or bool(each.changing or self._movable(each)) for each in places
         }
@@ -178,7 +183,9 @@ class _Plan:
             return
         idle = (place.held & place.ours) - place.in_use
         # These finish their requests first: one that is always in use would never be reloaded.
-        stale = (place.stale & place.ours & self.wanted.keys()) - place.barred.keys()
+        stale = (
+            (place.stale & place.ours & self.wanted.keys()) - place.barred.keys() - self.doubtful
+        )
         out = place.held & place.out
         for name in sorted((idle | stale | out) - self.changing - place.stuck):
             each = self.wanted.get(name)

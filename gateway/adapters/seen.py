@@ -127,6 +127,7 @@ class Known:
             ours=self.ours(backend) | out if unloads else frozenset(),
             in_use=self.in_use(backend, now),
             out=out if unloads else frozenset(),
+            failed=frozenset(name for place, name in self.failures if place == backend.id),
             stuck=frozenset(
                 name
                 for (place, name), failed in self.failures.items()

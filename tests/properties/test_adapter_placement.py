@@ -41,7 +41,7 @@ def fleets(draw):
         in_use = frozenset(draw(st.sets(st.sampled_from(sorted(kept))))) if kept else frozenset()
         barred = dict.fromkeys(draw(st.sets(st.sampled_from(NAMES), max_size=2)), "its rank")
         found.append(
-            Place(each, room, kept, stale=stale, ours=ours, in_use=in_use, barred=barred, closed=draw(st.booleans()),
+            Place(each, room, kept, stale=stale, ours=ours, failed=draw(names), in_use=in_use, barred=barred, closed=draw(st.booleans()),
                   reserve=draw(st.booleans()), rested=draw(st.booleans()), load_s=draw(st.sampled_from([0.0, 0.1, 3.0])))
         )  # fmt: skip
     return found

@@ -246,6 +246,27 @@ def test_a_new_path_of_an_adapter_that_always_has_requests_comes_one_copy_at_a_t
 
 
 @story
+async def test_a_new_path_that_cannot_be_loaded_costs_one_copy_and_the_others_serve_on():
+    async with gateway(SIM, SIM, pools=pool([lora("sql", "/loras/1")], 2)) as world:
+
+        async def change(old, new):
+            world.path.write_text(world.path.read_text().replace(old, new))
+            assert (await reload(world.process)).done
+
+        keeper = world.process.adapters.pools["m"]
+        await world.until(lambda: held(world) == held(world, 1) == {"sql": "/loras/1"})
+        await world.until(lambda: not keeper.changes)
+        await change("/loras/1", "/loras/missing")
+        await world.until(lambda: told(world, EventKind.ADAPTER_FAILED))
+        keeper.look()
+        assert not keeper.changes
+        assert sorted((*held(world).values(), *held(world, 1).values())) == ["/loras/1"]
+        assert (await world.chat(model="sql", max_tokens=1)).status_code == 200
+        await change("/loras/missing", "/loras/2")
+        await world.until(lambda: held(world) == held(world, 1) == {"sql": "/loras/2"})
+
+
+@story
 async def test_an_operators_order_beats_placement_and_outlives_the_gateway():
     async with gateway(SIM, SIM, pools=pool([lora("a", replicas=1)], 2)) as world:
         adapters = world.process.adapters

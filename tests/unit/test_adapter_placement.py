@@ -1,6 +1,7 @@
 """Where adapters go."""
 
 import time
+from dataclasses import replace
 
 from gateway.adapters.placement import Move, Place, Wanted, lacks, plan
 from gateway.core.exclusion import Exclusion
@@ -150,6 +151,15 @@ def test_a_new_path_comes_also_where_the_adapter_is_in_use_but_not_where_it_cann
     assert plan([Wanted("x")], barred) == []
     foreign = [place("b0", 2, ["x"], stale=x, in_use=x, ours=frozenset())]
     assert plan([Wanted("x")], foreign) == []
+
+
+def test_a_new_path_that_failed_elsewhere_is_tried_there_until_some_backend_has_it():
+    x = frozenset({"x"})
+    failed, stale = place("b1", 2, failed=x), place("b2", 2, ["x"], stale=x)
+    assert plan([Wanted("x")], [failed, stale]) == [Move("m/b1", None, "x")]
+    waits = replace(failed, barred={"x": "no such file"})
+    assert plan([Wanted("x")], [waits, stale]) == []
+    assert plan([Wanted("x")], [waits, stale, place("b3", 2, ["x"])]) == [Move("m/b2", "x", "x")]
 
 
 def test_big_ones_are_spread():
