@@ -29,6 +29,7 @@
     |   |-- Unavailable                   503     service_unavailable_error  model_unavailable
     |   `-- ShuttingDown                  503     service_unavailable_error  shutting_down
     |-- EndedByShutdown     nobody's      503     service_unavailable_error  shutting_down
+    |-- ReplyTooLarge       nobody's      502     server_error             reply_too_large
     |-- TookTooLong         nobody's      504     server_error             request_timeout
     |-- UpstreamError       the backend's 502     server_error             backend_error
     |   |-- ConnectFailed                 502     (nothing was sent: may be retried elsewhere)

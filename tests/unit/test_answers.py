@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.core.errors import BackendBroke, MisdirectedReply
+from gateway.core.errors import BackendBroke, MisdirectedReply, ReplyTooLarge
 from gateway.core.limits import Amounts
 from gateway.core.types import (
     Call,
@@ -99,7 +99,7 @@ def test_a_reply_that_grows_over_the_limit_is_passed_on_no_further_and_is_no_suc
         ({b"content-type": b"text/html"}, b"<html>", BackendBroke),
         ({b"content-type": b"application/xml"}, b"<x>", BackendBroke),
         ({b"content-encoding": b"gzip"}, b"\x1f\x8b", BackendBroke),
-        ({b"content-length": b"101"}, b"{}", BackendBroke),
+        ({b"content-length": b"101"}, b"{}", ReplyTooLarge),
         ({}, b'{"id":"chatcmpl-%(own)b","x":1}', None),
         ({}, b'data: {"id":"cmpl-%(own)b-0","x":1}', None),
         ({}, b'{"id":"chatcmpl-%(other)b","x":1}', MisdirectedReply),
