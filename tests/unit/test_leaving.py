@@ -99,7 +99,11 @@ def test_one_that_is_written_again_as_its_tick_comes_is_silent_no_more():
         silence, seen = Silence(Patience(600.0, STALL_S, 15.0, 60.0), 0.0), []
         connection = SimpleNamespace(loop=asyncio.get_running_loop(), silence=silence)
         client = SimpleNamespace(
-            started=True, writing_paused=False, beat=lambda reply: None, write_chunk=None
+            started=True,
+            writing_paused=False,
+            write=lambda data: None,
+            write_chunk=None,
+            beat=lambda reply: None,
         )
         watch = stream(call(max_tokens=20), Demand(3, exact=True, max_new_tokens=20))
         relay = Relay(SimpleNamespace(connection=connection), watch, client, 0.0)
