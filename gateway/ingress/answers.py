@@ -230,9 +230,10 @@ def as_told(error: GatewayError, down: Downstream, record: RequestRecord) -> Gat
     if isinstance(error, UpstreamError | Rejected) and down.trailed and down.trailed.awaits:
         error = StreamBroke("The stream broke off, and no other backend could go on with it.")
     if isinstance(error, UpstreamError) and not down.started:
-        record.usage = None
         if isinstance(error, StreamBroke):
             error.outcome = Outcome.BACKEND_ERROR
+        if error.outcome is Outcome.BACKEND_ERROR:  # of a time-out nobody knows what it took
+            record.usage = None
     return error
 
 

@@ -219,11 +219,9 @@ class Measuring:
 
     def anew(self, down: Downstream, ask: Ask, stream: TrailedStream) -> None:
         """Have an ask be for all of its stream again, of which its client has nothing yet."""
-        call, demand = stream.asked
-        if (
-            down.asked is not None and down.asked.places is not None
-        ):  # the stream keeps no large body
-            call = structs.replace(down.asked, tells_ids=call.tells_ids)
+        (call, demand), asked = stream.asked, down.asked
+        if asked is not None and asked.places is not None:  # the stream keeps no large body
+            call = structs.replace(asked, tells_ids=call.tells_ids)
         self._asks(ask, call, demand)
         down.trailed = None
 

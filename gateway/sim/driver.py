@@ -10,9 +10,8 @@ from gateway.sim.engine import Engine
 from gateway.sim.sequence import Emitted, Sequence
 
 DIED: Final = None  # what a sink gets when its engine died
-_EARLY_S: Final = (
-    0.001  # the timers of uvloop round to it; to ask again until then would keep the loop busy
-)
+# The timers of uvloop round to this; who asked again until then would keep the loop busy.
+_EARLY_S: Final = 0.001
 
 
 class Sink(Protocol):
