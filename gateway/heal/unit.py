@@ -132,7 +132,7 @@ class Unit(Supervised):
     # --- it is suspect, until it gives a token, or two test requests in a row fail ----------------
 
     async def _doubt(self, state: Suspect) -> None:
-        """Test it again: at once after a sign of life, and anew. A token ends it, if its probes agree."""
+        """Test it again: at once after a sign of life, which resets the count. A token ends the suspicion."""
         if self.revives:
             self._to(state := replace(state, failures=0))
         elif self._now() < state.test_at:

@@ -307,14 +307,14 @@ def _last(suited: Suited, ask: Ask) -> list[Sequence[Backend]]:
     """Return who is asked when nobody else can be: the alternative is to refuse the request, or that it waits long."""
     others = [each for backends in (suited.ready, *suited.later) for each in backends]
     found = []
-    if suited.reserve and all(was_tried(each, ask) or _tried_out(each) for each in others):
+    if suited.reserve and all(was_tried(each, ask) or _on_probation(each) for each in others):
         found.append(suited.reserve)
     if suited.ejected and (ask.tried or not others):
         found.append(suited.ejected)
     return found
 
 
-def _tried_out(backend: Backend) -> bool:
+def _on_probation(backend: Backend) -> bool:
     """Whether it is left out but for one request at a time, which shows whether it works again."""
     return backend.kept_out and backend.probation is not None
 

@@ -32,6 +32,16 @@ async def until_out(world, backend, most=300):
     return statuses
 
 
+async def until_tried_again(world, backend, clock):
+    """Have a backend left out, and be well again when the time comes to try it."""
+    sim = world.sims[0]
+    sim.inject("http_500")
+    await until_out(world, backend)
+    sim.clear()
+    clock.ahead_s += 30
+    await world.until(lambda: backend.probation is not None)
+
+
 @story
 async def test_a_backend_that_fails_half_of_its_requests_is_out_within_half_a_minute():
     async with gateway(FAST, FAST, FAST) as world:
@@ -73,11 +83,7 @@ async def test_one_that_works_again_is_tried_by_one_request_and_starts_slowly():
     clock = Forward()
     async with gateway(SLOW, FAST, clock=clock) as world:
         first, sim = world.process.table.get("m/b1"), world.sims[0]
-        sim.inject("http_500")
-        await until_out(world, first)
-        sim.clear()
-        clock.ahead_s += 30
-        await world.until(lambda: first.probation is not None)
+        await until_tried_again(world, first, clock)
         before, table = chats(sim), world.process.table
         table.get("m/b2").limit.fix(1)
         other = table.take("m/b2", clock.now())  # so that the first request goes to b1

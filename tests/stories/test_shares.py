@@ -7,7 +7,7 @@ import asyncio
 from gateway.process import reload
 from gateway.sim.server import SimConfig
 from tests.stories.support import FAST, gateway, story
-from tests.stories.test_ejection import chats, until_out
+from tests.stories.test_ejection import chats, until_tried_again
 from tests.stories.test_explain import route
 from tests.stories.test_supervision_signs import Forward
 
@@ -78,12 +78,8 @@ async def test_while_one_is_tried_again_the_others_go_to_the_reserve():
     clock = Forward()
     slow = SimConfig(model="m", decode_step_s=0.02)
     async with gateway(slow, FAST, pools=SPARE, clock=clock) as world:
-        first, sim = world.process.table.get("m/b1"), world.sims[0]
-        sim.inject("http_500")
-        await until_out(world, first)
-        sim.clear()
-        clock.ahead_s += 30
-        await world.until(lambda: first.probation is not None)
+        first = world.process.table.get("m/b1")
+        await until_tried_again(world, first, clock)
         async with asyncio.TaskGroup() as group:
             trial = group.create_task(world.chat(max_tokens=80))
             await world.until(lambda: first.probation.slots)
