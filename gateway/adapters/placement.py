@@ -162,7 +162,7 @@ class _Plan:
         auto.sort(key=lambda each: (self.in_front[each.name] > 0, -self._gain(each, self.in_front)))
         for each in [*(each for each in self.wanted.values() if each.copies is not None), *auto]:
             in_front, in_reserve = self._targets(each)
-            if self.in_front[each.name] < in_front:
+            if self.in_front[each.name] + self._coming(each) < in_front:
                 self._move(each, self.front, at_once=False)
             elif self.copies[each.name] - self.in_front[each.name] < in_reserve:
                 self._move(each, self.reserve, at_once=False)
@@ -225,6 +225,16 @@ class _Plan:
             for place in self.front
         )
         return self.front if front else self.reserve
+
+    def _coming(self, each: Wanted) -> int:
+        """Return how many copies come where it is pinned once the change there has ended."""
+        count = 0
+        for place in self.places:
+            if place.id in each.pins and self._lacking(each, place):
+                move = self.moved.get(place.id)
+                waits = bool(place.changing) if move is None else move.load != each.name
+                count += waits and self.takes[place.id] and each.name not in place.barred
+        return count
 
     def _targets(self, each: Wanted) -> tuple[int, int]:
         """Return how many copies are wanted, and how many in reserve beside them."""

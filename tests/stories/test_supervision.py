@@ -209,8 +209,9 @@ async def test_a_restarted_server_loads_no_copy_of_an_adapter_whose_copies_are_e
             await on[name].begin()
         backends = managed(on["m/b1"]), managed(on["m/b2"])
         async with fleet(on, *backends, adapters=adapters) as world:
-            await world.until(lambda: world.backend("m/b1").adapters == ("sql",))
-            await world.until(lambda: len(world.backend("m/b2").adapters) == 2)
+            held = world.backend("m/b1"), world.backend("m/b2")
+            placed = [("sql",), ("de", "fr")]
+            await world.until(lambda: [tuple(sorted(each.adapters)) for each in held] == placed)
             before = len(world.told(EventKind.STARTED, "m/b1"))
             await world.slot().die()
             await world.until(lambda: len(world.told(EventKind.STARTED, "m/b1")) > before)

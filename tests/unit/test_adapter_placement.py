@@ -88,6 +88,22 @@ def test_a_pinned_adapter_is_never_pushed_out_and_comes_first():
     assert plan(calm, [place("b1", 1, ["a"])]) == []
 
 
+def test_a_copy_that_comes_where_it_is_pinned_is_not_made_elsewhere():
+    pins = frozenset({"m/b2"})
+    fr, de = Wanted("fr", copies=1, pins=pins), Wanted("de", copies=1, pins=pins)
+    other = place("b1")
+    assert plan([fr, de], [other, place("b2")]) == [Move("m/b2", None, "fr")]
+    assert plan([fr, de], [other, place("b2", changing=frozenset({"fr"}))]) == []
+    failed = place("b2", changing=frozenset({"fr"}), barred={"de": "it has failed"})
+    for never in (place("b2", 0), failed):
+        assert plan([de], [other, never]) == [Move("m/b1", None, "de")]
+    two = Wanted("de", copies=2, pins=pins)
+    assert len(plan([two], [other, place("b2")])) == 2
+    assert plan([two], [other, place("b2", changing=frozenset({"fr"}))]) == [
+        Move("m/b1", None, "de")
+    ]
+
+
 def test_replicas_go_up_and_down_as_the_number_says():
     places = [place(f"b{each}", 1, ["x"]) for each in range(3)]
     (gone,) = plan([Wanted("x", copies=2)], places)
