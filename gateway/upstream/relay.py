@@ -72,8 +72,8 @@ class Relay:
     """One reply on its way. Owned by the handler; `Connection` and the client's protocol call in."""
 
     __slots__ = (
-        "_beaten_at", "_blocked_since", "_by_sight", "_client", "_connection", "_done", "_error", "_events", "_loop",
-        "_on_first_token", "_refuses", "_reply", "leaves", "silence", "watch",
+        "_beaten_at", "_begun", "_blocked_since", "_by_sight", "_client", "_connection", "_done", "_error", "_events",
+        "_loop", "_on_first_token", "_refuses", "_reply", "leaves", "silence", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -96,6 +96,7 @@ class Relay:
         self._reply = reply
         self._connection = reply.connection  # as long as it is ours
         self._client = client
+        self._begun = client.answering  # what fails before may be answered in another way
         self._error: GatewayError | None = None
         self._events = watch.events  # of a rest: what was said before
         assert reply.connection is not None
@@ -128,12 +129,11 @@ class Relay:
         """Pass on what the watch lets through."""
         out = self.watch.feed(data)
         if out:
-            client = self._client
-            if client.started:
-                client.write(out)
+            if self._begun:
+                self._client.write(out)
             elif not self._begin(out):
                 return
-            if client.writing_paused:
+            if self._client.writing_paused:
                 self.pause()
         self._note_first_token()
 
@@ -150,7 +150,7 @@ class Relay:
         frame = inside(chunk)
         if not frame:
             return False
-        if client.started:
+        if self._begun:
             self._pass_on(frame, chunk)
         else:
             self.on_data(frame)
@@ -170,18 +170,21 @@ class Relay:
             self._note_first_token()
 
     def _begin(self, out: bytes) -> bool:
-        """Write the head and the first bytes, unless they are those of a failure that ends the stream."""
+        """Write the first bytes, behind the head, unless they are those of a failure that ends the stream."""
         watch = self.watch
-        failed = (
-            watch.failed and watch.cut is None
-        )  # cut, another backend goes on behind these bytes
+        # Where it is cut, another backend goes on behind these bytes.
+        failed = watch.failed and watch.cut is None
         in_order = watch.fault in IN_ORDER
         error = _as_error(watch.fault, in_order=in_order) if failed else self._refuses(out)
-        if error is None:
+        if error is not None:
+            self._stop(error)
+            return False
+        self._begun = True
+        if self._client.started:  # a comment went ahead
+            self._client.write(out)
+        else:
             self._client.begin(self._reply, out)
-            return True
-        self._stop(error)
-        return False
+        return True
 
     def _note_first_token(self) -> None:
         if self._on_first_token is not None and self.watch.events:
@@ -284,7 +287,7 @@ class Relay:
             return
         if self._connection is not None:
             self._connection.abort()
-        if not self._client.answering:
+        if not self._begun:
             self._stop(error)
             return
         if isinstance(error, UpstreamError) and not isinstance(error, _TOLD_AS_IT_IS):
@@ -301,20 +304,20 @@ class Relay:
     def _finish(self, rest: bytes, error: GatewayError | None) -> None:
         client = self._client
         if self.watch.cut is not None:
-            if rest and client.started:
+            if rest and self._begun:
                 client.write(rest)
             elif rest and not self._begin(rest):
                 return
             self._stop(error)
             return
-        if error is not None and not client.started:
+        if error is not None and not self._begun:
             in_order = isinstance(error, UpstreamError) and error.in_order
             self._stop(_as_error(self.watch.fault, in_order=in_order))
             return
+        if not self._begun and (refused := self._refuses(rest)) is not None:
+            self._stop(refused)
+            return
         if not client.started:
-            if (refused := self._refuses(rest)) is not None:
-                self._stop(refused)
-                return
             client.begin(self._reply)
         if error is None or self.watch.failed:  # the watch has written the ending that says so
             client.end(rest)

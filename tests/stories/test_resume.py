@@ -269,7 +269,10 @@ def test_a_chat_goes_on_at_engines_that_take_ids_for_completions_only(cut, newer
     async def check():
         async with gateway(OLD, newer, access=True) as world:
             whole, resumed = await read(world), await read(world, fault=cut)
-            assert anonymous(resumed) == anonymous(whole)
+            told = anonymous(whole), anonymous(resumed)
+            for each in told:  # tells which of the two engines wrote the end
+                assert each[-1].pop("system_fingerprint").startswith("vllm-0.")
+            assert told[0] == told[1]
             assert chunks(resumed)[-1]["usage"]["completion_tokens"] == 40
             await world.settled()
             assert [each["resumed"] for each in world.access_lines()] == [0, 1]

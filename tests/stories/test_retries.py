@@ -7,7 +7,6 @@ import pytest
 
 from gateway.core.aio import start
 from gateway.sim.server import SimConfig
-from gateway.wire.sse import HEARTBEAT
 from tests.abuse.support import front_of, page, scripted
 from tests.stories.support import FAST, frames, gateway, story
 from tests.stories.test_admission import value
@@ -121,29 +120,26 @@ async def process_dies(sim):
     await sim.stop()
 
 
-def test_a_stream_that_was_only_kept_alive_is_answered_by_another_server():
-    reads_slowly = replace(FAST, speed=1.0, prefill_tokens_per_s=100.0)
-
-    @story
-    async def check():
-        often = "timeouts: {heartbeat: 500ms}"
-        async with gateway(reads_slowly, reads_slowly, extra=often, access=True) as world:
-            async with asyncio.TaskGroup() as group:
-                asked = group.create_task(world.chat("word " * 200, stream=True, max_tokens=3))
-                await world.until(
-                    lambda: any(
-                        each.bytes_out >= 3 * len(HEARTBEAT) for each in world.process.ingress.live
-                    )
-                )
-                backends = world.process.table.backends("m")
-                first = next(n for n, each in enumerate(backends) if each.in_flight)
-                await process_dies(world.sims[first])
-            reply = asked.result()
-            assert reply.text.startswith(": keep-alive")
-            assert frames(reply.text)[-1] == "[DONE]"
-            assert '"error"' not in reply.text
-            await world.settled()
-            assert world.access_lines()[-1]["outcome"] == "ok"
+@pytest.mark.parametrize("resumable", [True, False])
+@pytest.mark.parametrize("crash", [engine_dies, process_dies])
+@story
+async def test_a_stream_that_was_only_kept_alive_is_answered_by_another_server(crash, resumable):
+    reads_slowly = replace(FAST, speed=1.0, prefill_tokens_per_s=130.0)
+    asked = {"stream": True, "max_tokens": 3, "logprobs": not resumable}
+    often = "timeouts: {heartbeat: 500ms}"
+    async with gateway(reads_slowly, reads_slowly, extra=often, access=True) as world:
+        async with asyncio.TaskGroup() as group:
+            sent = group.create_task(world.chat("word " * 200, **asked))
+            await world.until(lambda: any(each.bytes_out for each in world.process.ingress.live))
+            backends = world.process.table.backends("m")
+            first = next(n for n, each in enumerate(backends) if each.in_flight)
+            await crash(world.sims[first])
+        reply = sent.result()
+        assert reply.text.startswith(": keep-alive")
+        assert frames(reply.text)[-1] == "[DONE]"
+        assert '"error"' not in reply.text
+        await world.settled()
+        assert world.access_lines()[-1]["outcome"] == "ok"
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -160,7 +160,11 @@ def unshown(watch, data=b"", endpoint=Endpoint.CHAT):
             loop=asyncio.get_running_loop(), silence=silence, abort=lambda: None
         )
         client = SimpleNamespace(
-            started=True, writing_paused=False, write=lambda data: None, write_chunk=None
+            started=True,
+            answering=True,
+            writing_paused=False,
+            write=lambda data: None,
+            write_chunk=None,
         )
         relay = Relay(SimpleNamespace(connection=connection), watch, client, 100.0)
         relay.on_tick(100.5)
