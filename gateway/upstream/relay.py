@@ -135,6 +135,8 @@ class Relay:
                 return
             if self._client.writing_paused:
                 self.pause()
+        elif self.watch.excess is not None:
+            self._break(self.watch.excess)
         self._note_first_token()
 
     def on_chunk(self, chunk: bytes) -> bool:
@@ -196,10 +198,8 @@ class Relay:
         self._connection = None  # it carries another's request by the time this task wakes
         rest = (self.watch.feed(data) if data else b"") + self.watch.close()
         self._note_first_token()
-        self._finish(
-            rest,
-            None if self.watch.complete else self._broke("the stream ended before it was complete"),
-        )
+        watch, said = self.watch, "the stream ended before it was complete"
+        self._finish(rest, None if watch.complete else watch.excess or self._broke(said))
 
     def on_lost(self, error: UpstreamError) -> None:
         """Tell the client in its own protocol that the backend broke off."""

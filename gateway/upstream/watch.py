@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final, Protocol
 
+from gateway.core.errors import ReplyTooLarge
 from gateway.core.types import Dialect, Usage
 from gateway.wire.replies import Fault
 from gateway.wire.sse import json_aborted, json_usage
@@ -24,6 +25,7 @@ class Watch(Protocol):
     began: Usage | None  # what the backend told of the prompt, when only that is known
     complete: bool
     cut: Fault | None  # it broke off, the client was told nothing, and another backend may go on
+    excess: ReplyTooLarge | None  # why no more of it is passed on
     failed: str | None
     fault: Fault | None
     events: int
@@ -66,7 +68,7 @@ class Watch(Protocol):
 class PlainWatch:
     """Look on at a body that is no event stream and too large to be judged as a whole.
 
-    Everything is passed on, up to `most_bytes`. That the engine aborted it is said in its choices
+    Everything is passed on, up to `most_bytes`; more is an `excess`. That the engine aborted it is said in its choices
     (Chat, Completions), or near its end, where the usage is, too.
     """
 
@@ -74,15 +76,16 @@ class PlainWatch:
     _TAIL_BYTES: Final = 4096
     between_frames: Final = False  # there are none
     answering: Final = False  # what comes of one is an event
+    ended: Final = False  # only the body's own end tells
     cut: Fault | None = None
 
     def __init__(self, dialect: Dialect, *, most_bytes: int) -> None:
         self._dialect = dialect
-        self._left_bytes = most_bytes
+        self._most_bytes = self._left_bytes = most_bytes
         self._aborted = False
+        self.excess: ReplyTooLarge | None = None
         self.began: Usage | None = None
         self.complete = False
-        self.ended = False  # only the body's own end tells, unless it is too large
         self.failed: str | None = None
         self.fault: Fault | None = None
         self.events = 0
@@ -98,11 +101,14 @@ class PlainWatch:
         return None
 
     def feed(self, data: bytes) -> bytes:
-        """Pass on everything; nothing more once it is too much, so that the relay ends it."""
+        """Pass on everything; nothing more once it is too much."""
         self.events += 1
         self._left_bytes -= len(data)
         if self._left_bytes < 0:
-            self.ended = True
+            self.excess = ReplyTooLarge(
+                f"The backend's reply has more than {self._most_bytes} bytes, which are accepted"
+                " (`limits.max_reply`). Please ask for less at a time."
+            )
             return b""
         if self._dialect in _WITH_CHOICES:
             self._aborted |= json_aborted(self._tail[-_REASON_BYTES:] + data)
@@ -116,7 +122,7 @@ class PlainWatch:
         last = _LAST_WORD.get(self._dialect)
         said: list[bytes] = last.findall(self._tail) if last is not None else []
         aborted = self._aborted or (bool(said) and said[-1] in _BAD_WORDS)
-        self.complete = not (aborted or self.ended)
+        self.complete = not (aborted or self.excess)
         return b""
 
     def ends_here(self) -> None:

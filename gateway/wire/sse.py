@@ -21,6 +21,7 @@ from typing import Final
 
 from msgspec import Raw
 
+from gateway.core.errors import ReplyTooLarge
 from gateway.core.types import Dialect, Usage
 from gateway.wire import frames
 from gateway.wire.chunks import Shape
@@ -78,6 +79,7 @@ class StreamWatch:
     """
 
     cut: Fault | None = None  # where another backend may go on: see `resume.stream`
+    excess: ReplyTooLarge | None = None  # never: a stream may be as long as its client reads it
 
     __slots__ = (
         "began", "complete", "ended", "events", "failed", "fault", "shape", "usage",

@@ -5,6 +5,7 @@ import gzip
 import json
 import re
 
+import httpx2
 import pytest
 
 from tests.abuse.support import front_of, head, ledger, page, raw, scripted, story
@@ -318,3 +319,29 @@ async def test_replies_that_are_too_large_are_no_fault_of_their_backend():
             backends = world.process.table.backends("m")
             assert not any(each.health.traffic_failures for each in backends)
             assert len(one.asked) + len(two.asked) == 12
+
+
+@story
+async def test_replies_that_grow_too_large_are_cut_and_are_no_fault_of_their_backend():
+    opening = page(b"").replace(b"content-length: 0", b"transfer-encoding: chunked")
+    part = b"%x\r\n%b\r\n" % (1_000_000, b"1" * 1_000_000)
+
+    async def answer(asked):
+        asked.writer.write(opening)
+        while True:  # it never ends its reply
+            asked.writer.write(part)
+            await asked.writer.drain()
+
+    async with scripted(answer) as one, scripted(answer) as two:
+        async with front_of(one, two, extra="limits: {max_reply: 16MiB}") as world:
+            settled = []
+            world.process.ledger.on_posted.append(settled.extend)
+            for _ in range(6):
+                with pytest.raises(httpx2.RemoteProtocolError):
+                    await world.http.post("/v1/embeddings", json={"model": "m", "input": "x"})
+            await world.until(lambda: len(settled) == 6)
+            told = {(each.outcome.value, each.error_code) for each in settled}
+            assert told == {("rejected", "reply_too_large")}
+            assert len(one.asked) + len(two.asked) == 6
+            backends = world.process.table.backends("m")
+            assert not any(each.health.traffic_failures for each in backends)

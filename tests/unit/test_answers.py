@@ -81,7 +81,7 @@ def test_an_abort_is_found_wherever_a_large_reply_says_it(dialect, pieces, compl
 def test_a_reply_that_grows_over_the_limit_is_passed_on_no_further_and_is_no_success():
     watch = watch_over(reply(), CHAT, "r", 100)
     assert [watch.feed(b"x" * 60), watch.feed(b"x" * 60)] == [b"x" * 60, b""]
-    assert watch.ended
+    assert "more than 100 bytes" in str(watch.excess)
     watch.close()
     assert not watch.complete
 
