@@ -217,6 +217,16 @@ def test_nothing_passes_a_last_frame_that_waits_for_the_usage():
         assert watch.by_sight(chunk(frame("c", [7], finish=finish))) is None
 
 
+def test_nothing_passes_a_usage_that_waits_for_the_next_frame():
+    watch = begun(frame("a", [4]), frame("b", [5]), asked=structs.replace(call(), wants_usage=True))
+    counts = (
+        b'data: {"id":"a-1","choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}\n\n'
+    )
+    assert watch.feed(counts) == b""
+    assert watch.by_sight(chunk(frame("c", [6]))) is None
+    assert watch.feed(frame("c", [6])) == counts + frame("c", None)
+
+
 def test_frames_whose_client_gets_a_much_longer_head_are_not_told_by_sight():
     name = b"n" * 400
     watch = stream()
