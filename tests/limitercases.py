@@ -1,5 +1,7 @@
 """What limits guarantee, in memory and on Redis: a form joins with a fixture `desk`."""
 
+import pytest
+
 from gateway.core.asked import Caller
 from gateway.core.limits import Amounts, KeyLimits, Rule, Scope, Taken
 from gateway.limiting.limiter import RUNS_S, Limiter, Refused
@@ -227,4 +229,41 @@ class LimiterCases:
         found = desk.take(limits)
         assert fits(found)
         assert found.shadowed == (0,)
-        assert found.used[0] > 1.5
+        assert 0.5 < found.used[0] <= 1  # it took nothing, as if it had been refused
+
+    def test_a_limit_that_was_tried_in_shadow_shuts_nobody_out_for_longer_than_a_minute(self, desk):
+        tried, held = (KeyLimits(requests_per_minute=6, shadow=each) for each in (True, False))
+        for _ in range(5):  # minutes at ten times the limit
+            assert all(fits(desk.take(tried)) for _ in range(60))
+            desk.passes(60)
+        assert fits(desk.take(held))
+
+    def test_a_rule_in_shadow_marks_as_many_as_it_would_refuse(self, desk):
+        tried, held = (KeyLimits(requests_per_minute=6, shadow=each) for each in (True, False))
+        marked = refused = 0
+        for _ in range(10 * 12):  # ten minutes at twice the limit
+            marked += bool(desk.take(tried, key="a").shadowed)
+            refused += not fits(desk.take(held, key="b"))
+            desk.passes(5)
+        assert marked == pytest.approx(refused, abs=3)
+
+    def test_what_passed_a_rule_in_shadow_gives_it_nothing_back_and_charges_it_nothing(self, desk):
+        limits = KeyLimits(input_tokens_per_minute=600, concurrent_requests=9, shadow=True)
+        taken = [desk.take(limits, 600) for _ in range(3)]
+        assert [each.shadowed for each in taken] == [(), (0,), (0,)]
+        desk.settle(taken[1], 0)
+        desk.settle(taken[2], 6000)
+        looked = desk.run(desk.store.take(desk.plan(limits), Amounts()))
+        used = used_of(looked)
+        assert 590 < used[Rule.INPUT] <= 600
+        assert used[Rule.CONCURRENT] == 1
+
+    def test_a_limit_that_was_lowered_shuts_its_key_out_for_no_longer_than_a_minute(self, desk):
+        before, now = KeyLimits(requests_per_minute=60), KeyLimits(requests_per_minute=6)
+        assert all(fits(desk.take(before)) for _ in range(60))
+        desk.passes(1)
+        found = desk.take(now)
+        assert not fits(found)
+        assert found.why.fits_in_s <= 10
+        desk.passes(60)
+        assert fits(desk.take(now))

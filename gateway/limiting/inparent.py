@@ -13,7 +13,7 @@ from gateway.core.aio import Clock
 from gateway.core.limits import Amounts, Counted, Counts, Period
 from gateway.limiting import scripts
 from gateway.limiting.levels import Levels, Moment
-from gateway.limiting.rules import month_of, over
+from gateway.limiting.rules import month_of, over, used_with
 
 _AMOUNTS: Final = len(Amounts._fields)
 _HEAD: Final = 2 + _AMOUNTS  # words that come before the rules
@@ -45,7 +45,7 @@ class SharedLevels:
         places = over(counts, costs, used)
         fits = all(counts.rules[place].shadow for place in places)
         if fits:
-            used = tuple([a + costs[b.amount] for a, b in zip(used, counts.rules, strict=True)])
+            used = used_with(counts, costs, used, places)
             self._levels.put(counts, used, at)
             if costs.requests:
                 self._levels.begin(counts, lease, at.now + float(for_ms) / 1000)

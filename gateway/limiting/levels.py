@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.core.limits import Amounts, Counted, Counts, Period
 from gateway.limiting.rules import MINUTE_S, NOTHING, day_of, month_of, most_here
@@ -34,17 +34,29 @@ class Moment:
         return self.day if period is Period.DAY else self.month
 
 
+class Level(NamedTuple):
+    """What is used of one amount. It is valid for `stamp`, and was taken under the limit `most`."""
+
+    stamp: float
+    used: float
+    most: float
+
+
+_EMPTY: Final = Level(0.0, 0.0, 0.0)
+
+
 @dataclass(slots=True)
 class Levels:
-    """By the names of stores: amounts as (stamp, used), by amount and period, and leases of what runs."""
+    """By the names of stores: levels by amount and period, and leases of what runs."""
 
-    amounts: dict[tuple[str, int, Period], tuple[float, float]] = field(default_factory=dict)
+    amounts: dict[tuple[str, int, Period], Level] = field(default_factory=dict)
     running: dict[str, dict[str, float]] = field(default_factory=dict)  # until when, oldest first
 
     def used(self, plan: Counts, at: Moment, replicas: int = 1) -> tuple[float, ...]:
         """Return what is used of each rule; a clock that goes back empties nothing.
 
-        A minute empties at the pace of the limit; of several `replicas` each has its part of that, too.
+        A minute empties at the pace of the limit; of several `replicas` each has its part of that, too. Under
+        a limit that was lowered no more is used than a whole minute of it.
         """
         stores = plan.stores
         return tuple([self._level(stores[rule.store], rule, at, replicas) for rule in plan.rules])
@@ -53,9 +65,11 @@ class Levels:
         period = rule.period
         if period is Period.RUNNING:
             return len(self.running.get(store, ()))
-        stamp, used = self.amounts.get((store, rule.amount, period), (0.0, 0.0))
+        stamp, used, before = self.amounts.get((store, rule.amount, period), _EMPTY)
         if period is Period.MINUTE:
             most = most_here(rule, replicas)
+            if rule.most < before:
+                used = min(used, most)
             return max(0.0, used - max(0.0, at.now - stamp) / MINUTE_S * most)
         return used if stamp >= at.stamp(period) else 0.0
 
@@ -65,14 +79,14 @@ class Levels:
             if rule.period in CALENDAR:
                 place = plan.stores[rule.store], rule.amount, rule.period
                 if place not in self.amounts:
-                    self.amounts[place] = at.stamp(rule.period), spent(number)
+                    self.amounts[place] = Level(at.stamp(rule.period), spent(number), rule.most)
 
     def put(self, plan: Counts, used: Sequence[float], at: Moment) -> None:
         """Note what is used of each rule but of those that count what runs."""
         for rule, level in zip(plan.rules, used, strict=True):
             if rule.period is not Period.RUNNING:
                 place = plan.stores[rule.store], rule.amount, rule.period
-                self.amounts[place] = at.stamp(rule.period), level
+                self.amounts[place] = Level(at.stamp(rule.period), level, rule.most)
 
     def charge(
         self, plan: Counts, more: Amounts, at: Moment, taken_on: int, replicas: int = 1

@@ -25,7 +25,8 @@ from gateway.core.aio import Clock, periodic
 from gateway.core.limits import Amounts, Judged, Limit, Period, Plan, Taken
 from gateway.limiting import scripts
 from gateway.limiting.levels import CALENDAR, Levels, Moment
-from gateway.limiting.rules import NOTHING, Refusal, over, refusal, still_counted
+from gateway.limiting.plans import charged
+from gateway.limiting.rules import NOTHING, Refusal, over, refusal, still_counted, used_with
 from gateway.store.scripts import BUDGET_S, Scripted
 from gateway.store.shared import StoreUnavailable
 
@@ -142,14 +143,14 @@ class Limiter:
 
     def settle(self, taken: Taken, actual: Amounts) -> None:
         """Give back what was taken too much, charge what was too little; the request runs no more."""
-        plan, more = taken.plan, _difference(actual, taken.costs)
+        plan, more = charged(taken), _difference(actual, taken.costs)
         if plan.running:
             self.levels.end(plan, taken.lease)
         if not taken.shared:
             self.levels.charge(plan, more, self._moment(), taken.day, max(1, self._replicas()))
             if self._link is None:
                 return
-            self._owe(plan, actual)
+            self._owe(taken.plan, actual)
             more = NOTHING
         if self._link is not None and (plan.running or more != NOTHING):
             self._tell(_Settled(plan, f"{taken.lease} {taken.day}", more), self._link)
@@ -312,7 +313,7 @@ class Limiter:
             why = refusal(plan, costs, used, places, wall, replicas, away=away)
             if why is not None:
                 return Refused(why, plan, used, wall, replicas)
-        used = tuple([a + costs[rule.amount] for a, rule in zip(used, plan.rules, strict=True)])
+        used = used_with(plan, costs, used, places)
         self.levels.put(plan, used, at)
         self._begin(plan, costs, lease)
         return Taken(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -23,9 +24,11 @@ from gateway.core.limits import (
     Plan,
     Rule,
     Scope,
+    Taken,
     manner_of,
 )
 from gateway.limiting.levels import CALENDAR
+from gateway.limiting.rules import passed_by
 from gateway.store.scripts import PREFIX
 
 _CACHED_MOST: Final = 4096
@@ -96,6 +99,15 @@ def compiled(
         closed=next((r.limit for r in rules if r.limit.on_outage is OnOutage.CLOSED), None),
         priced=any(each.amount == _MONEY for each in rules),
     )
+
+
+def charged(taken: Taken) -> Plan:
+    """Return the part of a plan of which a request took something: what it used in the end counts there."""
+    plan, passed = taken.plan, passed_by(taken.plan, taken.shadowed)
+    if not passed:
+        return plan
+    rules = [rule for place, rule in enumerate(plan.rules) if place not in passed]
+    return replace(plan, rules=tuple(rules), words=_words(rules))
 
 
 _MONEY: Final = RULES[Rule.BUDGET_DAY][1]

@@ -4,7 +4,8 @@ A limit per minute is a bucket of one minute's worth that empties continuously: 
 second, and a request fits while used + what it costs is at most the limit. So of N minutes nobody gets more
 than N + 1 minutes' worth. A limit per day or month counts from the beginning of that, in UTC. What was taken
 too much is given back, what was too little is charged later, over the limit if need be. A request that fits
-one of its rules and not another takes nothing of any.
+one of its rules and not another takes nothing of any. One that a minute would refuse, and that is let through
+(`shadow`), takes nothing of that minute: so a limit that is tried refuses as many as it would if it held.
 """
 
 from __future__ import annotations
@@ -98,6 +99,24 @@ def over(plan: Counts, costs: Amounts, used: Sequence[float], replicas: int = 1)
         for place, (rule, level) in enumerate(zip(plan.rules, used, strict=True))
         if level + costs[rule.amount] > most_here(rule, replicas) + ROUNDING
     ]
+
+
+def passed_by(plan: Counts, places: Sequence[int]) -> frozenset[int]:
+    """Return, of the rules that a request does not fit, those of which it takes nothing if it is let through."""
+    return frozenset(each for each in places if plan.rules[each].period is Period.MINUTE)
+
+
+def used_with(
+    plan: Counts, costs: Amounts, used: Sequence[float], places: Sequence[int]
+) -> tuple[float, ...]:
+    """Return what is used once a request is let through that does not fit the rules at `places`."""
+    passed = passed_by(plan, places)
+    return tuple(
+        [
+            level if place in passed else level + costs[rule.amount]
+            for place, (level, rule) in enumerate(zip(used, plan.rules, strict=True))
+        ]
+    )
 
 
 def refusal(  # noqa: PLR0913 - what a judgement rests on

@@ -3,6 +3,7 @@
 KEYS are the stores of a plan: of amounts, a hash of `<stamp> <used>` by field; of what runs, a sorted set
 of leases by their end. A field is the place of an amount, and the period over which it counts: `0m` is
 requests per minute. The stamp of a minute's field is a time in ms; of a day's or month's, which one it is.
+`0m most` is the limit under which those of the minute were taken.
 ARGV is one text of words, for each argument costs the client as much as a whole script costs Redis.
 """
 
@@ -41,7 +42,8 @@ local function level(store, field, most)
     redis.call('ZREMRANGEBYSCORE', KEYS[store], now_ms + 300000, '+inf')
     return redis.call('ZCARD', KEYS[store])
   end
-  local stamp, used = string.match(redis.call('HGET', KEYS[store], field) or '', '^(%S+) (%S+)$')
+  local value, before = unpack(redis.call('HMGET', KEYS[store], field, field .. ' most'))
+  local stamp, used = string.match(value or '', '^(%S+) (%S+)$')
   if not used then
     return 0
   end
@@ -52,12 +54,20 @@ local function level(store, field, most)
   if stamp > now_ms then  -- the clock was wrong then: it empties from now on
     redis.call('HSET', KEYS[store], field, string.format('%.0f %.9f', now_ms, used))
   end
+  if most < (tonumber(before or 0)) then  -- the limit was lowered
+    used = math.min(used, most)
+  end
   return math.max(0, used - math.max(0, now_ms - stamp) / 60000 * most)
 end
 local lives_ms = {}
 local function keep(store, field, most, used)
   local kind = field:sub(2)
-  redis.call('HSET', KEYS[store], field, string.format('%.0f %.9f', stamp_of(kind), used))
+  local value = string.format('%.0f %.9f', stamp_of(kind), used)
+  if kind == 'm' then
+    redis.call('HSET', KEYS[store], field, value, field .. ' most', most)
+  else
+    redis.call('HSET', KEYS[store], field, value)
+  end
   local ms = kind == 'm' and math.ceil(used / most * 60000) + 1000
     or kind == 'd' and 2 * 86400000 or 32 * 86400000
   lives_ms[store] = math.max(lives_ms[store] or 0, ms)
@@ -72,7 +82,7 @@ end
 """
 
 # Words: lease, its time in ms, five costs, then four of each rule (see `limiting.plans`).
-# Returns words: whether it fits, the day, and what is used of each rule, with it if it fits; ! where it is over.
+# Returns words: whether it fits, the day, and what is used of each rule, with what it took; ! where it is over.
 TAKE: Final = Script(
     _LEVELS
     + """
@@ -90,7 +100,7 @@ local reply = {fits and '1' or '0', tostring(today)}
 for at = 8, #words, 4 do
   local store, field, most = tonumber(words[at]), words[at + 1], tonumber(words[at + 2])
   local used = levels[at]
-  if fits then
+  if fits and not (told[at] and field:sub(2) == 'm') then
     used = used + words[3 + field:sub(1, 1)]
     if field:sub(2) == 'r' then
       if tonumber(words[3]) > 0 then  -- else somebody looks at what is used

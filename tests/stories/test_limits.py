@@ -155,7 +155,7 @@ async def test_a_request_for_which_no_server_was_found_costs_nothing():
         await world.sims[0].stop()
         assert (await world.chat(headers=ci, max_tokens=200)).status_code == 502
         levels = world.process.handler.limiter.levels.amounts
-        assert {round(used, 2) for _, used in levels.values()} == {0.0}
+        assert {round(used, 2) for _, used, _ in levels.values()} == {0.0}
 
 
 @story
@@ -164,7 +164,7 @@ async def test_what_an_engine_refuses_as_wrong_is_a_request_and_takes_no_tokens(
         world.sims[0].inject("http_500:400")
         assert (await world.chat(headers=ci, max_tokens=200)).status_code == 400
         levels = world.process.handler.limiter.levels.amounts
-        assert [used for _, used in levels.values()] == [0.0]
+        assert [used for _, used, _ in levels.values()] == [0.0]
 
 
 @pytest.mark.parametrize("fault", ["http_500", "html_error", "reset_before_headers"])
@@ -178,7 +178,7 @@ async def test_a_request_that_its_backend_failed_takes_no_tokens_and_costs_no_mo
         assert (await world.chat(headers=ci, max_tokens=200)).status_code in (500, 502)
         await world.until(lambda: not world.process.ingress.live)
         levels = world.process.handler.limiter.levels.amounts
-        used = {amount: used for (_, amount, _), (_, used) in levels.items()}
+        used = {amount: used for (_, amount, _), (_, used, _) in levels.items()}
         assert 0 < used.pop(0) <= 1  # it was a request
         assert set(used.values()) == {0.0}
         world.process.ledger.post()
