@@ -170,7 +170,7 @@ def build(
     table.on_cut.append(ledger.limit_cut)
     ledger.on_posted += [handler.gate.learn, table.ended, accounts.posted]
     table.apply(config.pools, config.health)
-    handler.gate.configure(config.pools, handler.settings.keys.priorities)
+    handler.gate.configure(config.pools, handler.settings.keys.priorities(clock.wall()))
     metrics.configured(digest(loaded.config))
     ingress.allow(config.cors)
     ingress.connections.proxies = handler.settings.proxies

@@ -97,9 +97,7 @@ class Process:
     upgrades: Upgrades = field(default_factory=Upgrades)
     succeeded: asyncio.Event = field(default_factory=asyncio.Event)  # another process took over
     heir: proc.Process | None = None  # that process, once it serves
-    finishing: list[tuple[int, int]] = field(
-        default_factory=list
-    )  # processes before it: pid, start
+    finishing: list[tuple[int, int]] = field(default_factory=list)  # before it: pid, start
     history: History = field(init=False)
     public_port: int = 0
     admin_port: int = 0
@@ -244,7 +242,7 @@ def take_shared_keys(process: Process) -> None:
         return
     keys = process.shared_keys.ring(settings.config.tiers)
     process.handler.settings = replace(settings, keys=keys)
-    process.handler.gate.configure(settings.config.pools, keys.priorities)
+    process.handler.gate.configure(settings.config.pools, keys.priorities(process.clock.wall()))
 
 
 async def _watch_file(process: Process) -> None:
@@ -265,7 +263,7 @@ async def _watch_file(process: Process) -> None:
             return
         told = False
         process.handler.settings = replace(settings, keys=keys)
-        process.handler.gate.configure(settings.config.pools, keys.priorities)
+        process.handler.gate.configure(settings.config.pools, keys.priorities(process.clock.wall()))
         log.info("keys reloaded", extra={"event": "keys_reloaded", "keys": len(keys)})
 
     async def turn() -> None:
@@ -337,7 +335,8 @@ def _swap(process: Process, loaded: Loaded, settings: Settings) -> tuple[str, ..
     process.ingress.allow(loaded.config.cors)
     process.ingress.connections.proxies = process.handler.settings.proxies
     process.table.apply(loaded.config.pools, loaded.config.health)
-    process.handler.gate.configure(loaded.config.pools, process.handler.settings.keys.priorities)
+    keys = process.handler.settings.keys
+    process.handler.gate.configure(loaded.config.pools, keys.priorities(process.clock.wall()))
     process.watchers.health = loaded.config.health
     process.supervisor.apply(loaded.config)
     process.rollouts.apply(loaded.config.pools)

@@ -105,10 +105,13 @@ class KeyRing:
     def __len__(self) -> int:
         return len(self._known)
 
-    @property
-    def priorities(self) -> frozenset[int]:
-        """The priorities that its keys have, and those that tokens can have."""
-        found = {each.caller.priority for each in self._known.values()}
+    def priorities(self, wall_now: float) -> frozenset[int]:
+        """Return the priorities of its keys that can send requests now, and those that tokens can have."""
+        found = {
+            each.caller.priority
+            for each in self._known.values()
+            if each.record.kind is KeyKind.INFERENCE and self._works(each, wall_now)
+        }
         if self.tokens is not None:
             found |= {0, *(each.priority or 0 for each in self.tiers.values())}
         return frozenset(found)
@@ -215,9 +218,12 @@ class KeyRing:
     def holder(self, key_id: str, wall_now: float) -> Caller | None:
         """Return who holds the key of a public id; None when there is none that works now."""
         found = self._known.get(key_id.encode())
-        if found is None or found.record.revoked_s is not None or wall_now >= found.ends_s:
-            return None
-        return None if self._lacks_tier(found.record) else found.caller
+        return found.caller if found is not None and self._works(found, wall_now) else None
+
+    def _works(self, holder: Holder, wall_now: float) -> bool:
+        record = holder.record
+        ended = record.revoked_s is not None or wall_now >= holder.ends_s
+        return not ended and not self._lacks_tier(record)
 
     def _lacks_tier(self, record: KeyRecord) -> bool:
         return record.tier is not None and record.tier not in self.tiers
@@ -231,13 +237,16 @@ class KeyRing:
 class OpenRing:
     """Lets everybody in as one caller: the setting `keys: none`."""
 
-    priorities: Final[frozenset[int]] = frozenset()  # those of keys, and there are none
     known: Final = True
     tiers: Final[Tiers] = {}
     salting: Final = b""  # nobody to keep apart, and no secret to do it with
 
     def __init__(self) -> None:
         self._anonymous = Caller(key_id="anonymous", name="anonymous", tenant="anonymous")
+
+    def priorities(self, wall_now: float) -> frozenset[int]:
+        """Return those of keys, and there are none."""
+        return frozenset()
 
     def authenticate(
         self,

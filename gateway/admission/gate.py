@@ -70,7 +70,7 @@ class Gate:
     def configure(self, pools: Mapping[str, PoolConfig], priorities: AbstractSet[int]) -> None:
         """Take over settings; what waits for a pool that is gone is refused.
 
-        `priorities` are those that keys have: a reserve is kept for the highest of several. Without
+        `priorities` are those of keys that can send requests: a reserve is kept for the highest of several. Without
         any there are no keys: all are one tenant, whose share is the whole queue.
         """
         self._pools = pools

@@ -192,6 +192,7 @@ async def test_a_key_made_or_revoked_while_the_gateway_runs_counts_within_second
         async with asyncio.timeout(10):
             while await status() != 401:
                 await asyncio.sleep(0.1)
+        assert world.process.handler.gate.top_priority is None
         assert (await world.chat(max_tokens=1)).status_code == 200
 
 

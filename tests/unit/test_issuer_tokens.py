@@ -243,8 +243,8 @@ def test_a_provider_that_calls_itself_otherwise_is_not_believed(desk):
 
 
 def test_the_priorities_of_tiers_count_where_tokens_can_have_them(desk):
-    assert desk.ring.priorities == {0, 7}
-    assert KeyRing((), b"p" * 32, TIERS).priorities == set()
+    assert desk.ring.priorities(NOW) == {0, 7}
+    assert KeyRing((), b"p" * 32, TIERS).priorities(NOW) == set()
 
 
 def test_a_change_of_keys_keeps_the_tokens(desk):

@@ -13,6 +13,7 @@ from gateway.access.keyfile import pepper_path, read_pepper
 from gateway.access.keys import KeyRing, OpenRing
 from gateway.access.salt import salt_for
 from gateway.access.secret import checksum
+from gateway.config.keysettings import KeySettings
 from gateway.core.errors import AccessError, ConfigError, MissingKey
 from gateway.core.limits import KeyLimits
 from tests.keyfiles import create, list_keys, revoke, rotate
@@ -189,6 +190,19 @@ def test_revocation_is_told_only_to_who_holds_the_key(path):
     assert "was revoked 2027-01-15T08:00:00Z" in refusal(ring, bearer(made.key)).message
     guessed = with_check(other_letter(made.key[:-7], 20))
     assert "revoked" not in refusal(ring, bearer(guessed)).message
+
+
+def test_the_priorities_are_those_of_keys_that_can_send_requests(path):
+    create(path, name="ci", priority=1, wall_now=NOW)
+    create(path, name="brief", priority=5, expires_in_s=60, wall_now=NOW)
+    create(path, name="gone", priority=7, tier="gold", tiers={"gold": KeySettings()}, wall_now=NOW)
+    create(path, name="scraper", priority=8, kind="metrics", wall_now=NOW)
+    create(path, name="operator", priority=8, kind="admin", wall_now=NOW)
+    old = create(path, name="old", priority=9, wall_now=NOW)
+    revoke(path, old.record.id, wall_now=NOW)
+    ring = KeyRing(list_keys(path), b"p" * 32)
+    assert ring.priorities(NOW) == {1, 5}
+    assert ring.priorities(NOW + 60) == {1}
 
 
 def test_without_keys_everybody_is_anonymous():
