@@ -6,8 +6,8 @@ limits:
   tokens_per_day: 2M
   budget_per_month: 50
   models: {"qwen3-*": {concurrent_requests: 4}}
-  on_outage: local     # local | open | closed, of all rules that do not say their own
-  shadow: true         # count and tell, refuse nothing
+  on_outage: local     # local | open | closed, of all rules that do not say their own, those of `models` too
+  shadow: true         # count and tell, refuse nothing; as wide
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ def limits_told(limits: KeyLimits) -> dict[str, Any]:
         told[name] = most
         if rule in apart:
             on_outage, shadow = apart[rule]
-            told[name] = {"limit": most, "on_outage": on_outage.value, "shadow": shadow}
+            told[name] = {"limit": most, **_manner_told(on_outage, shadow)}
     if limits.models:
         told["models"] = {glob: limits_told(each) for glob, each in limits.models}
-    if limits.on_outage is not OnOutage.LOCAL:
-        told["on_outage"] = limits.on_outage.value
-    if limits.shadow:
-        told["shadow"] = True
-    return told
+    return told | _manner_told(limits.on_outage, limits.shadow)
+
+
+def _manner_told(on_outage: OnOutage | None, shadow: bool | None) -> dict[str, Any]:
+    told = {} if on_outage is None else {"on_outage": on_outage.value}
+    return told if shadow is None else {**told, "shadow": shadow}
 
 
 def read_limits(value: object) -> KeyLimits:
@@ -60,10 +61,10 @@ def _read(value: object, *, nested: bool) -> KeyLimits:
     if unknown := sorted(str(name) for name in value if name not in known):
         raise ValueError(f"unknown limit {unknown[0][:64]!r}; there are {', '.join(known)}")
     found: dict[str, Any] = {
-        "on_outage": _outage(value.get("on_outage", OnOutage.LOCAL.value)),
-        "shadow": _flag(value.get("shadow", False)),
+        "on_outage": _outage(value["on_outage"]) if "on_outage" in value else None,
+        "shadow": _flag(value["shadow"]) if "shadow" in value else None,
     }
-    apart: list[tuple[Rule, OnOutage, bool]] = []
+    apart: list[tuple[Rule, OnOutage | None, bool | None]] = []
     for name, rule in _NAMES.items():
         most = value.get(name)
         if isinstance(most, Mapping):
@@ -73,8 +74,8 @@ def _read(value: object, *, nested: bool) -> KeyLimits:
             apart.append(
                 (
                     rule,
-                    found["on_outage"] if own[0] is None else _outage(own[0]),
-                    found["shadow"] if own[1] is None else _flag(own[1]),
+                    None if own[0] is None else _outage(own[0]),
+                    None if own[1] is None else _flag(own[1]),
                 )
             )
             most = most.get("limit", "")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
+
+_Said = TypeVar("_Said")
 
 
 class Period(Enum):
@@ -98,8 +100,8 @@ RULES: Final[dict[Rule, tuple[Period, int]]] = {
 class KeyLimits:
     """The limits that one mapping of the settings states; None: no limit.
 
-    `apart` holds the rules that have an `on_outage` or a `shadow` of their own; `models` the limits of
-    one key over the models that each glob matches.
+    `on_outage` and `shadow` hold for all its rules, those of its `models` too; None: not said. `apart` holds
+    the rules that have their own; `models` the limits of one key over the models that each glob matches.
     """
 
     requests_per_minute: int | None = None
@@ -110,18 +112,27 @@ class KeyLimits:
     tokens_per_month: int | None = None
     budget_per_day: float | None = None
     budget_per_month: float | None = None
-    on_outage: OnOutage = OnOutage.LOCAL
-    shadow: bool = False  # it is counted and told, and nothing is refused
-    apart: tuple[tuple[Rule, OnOutage, bool], ...] = ()
+    on_outage: OnOutage | None = None
+    shadow: bool | None = None  # True: it is counted and told, and nothing is refused
+    apart: tuple[tuple[Rule, OnOutage | None, bool | None], ...] = ()
     models: tuple[tuple[str, KeyLimits], ...] = ()
 
 
-def manner_of(limits: KeyLimits, rule: Rule) -> tuple[OnOutage, bool]:
+def manner_of(limits: KeyLimits, rule: Rule) -> tuple[OnOutage | None, bool | None]:
     """Return a rule's `on_outage` and `shadow`: its own, else those of its mapping."""
     for each, on_outage, shadow in limits.apart:
         if each is rule:
-            return on_outage, shadow
+            return _said(on_outage, limits.on_outage), _said(shadow, limits.shadow)
     return limits.on_outage, limits.shadow
+
+
+def limits_within(each: KeyLimits, whole: KeyLimits) -> KeyLimits:
+    """Return limits of some models with the `on_outage` and `shadow` of the mapping that they stand in."""
+    return replace(
+        each,
+        on_outage=_said(each.on_outage, whole.on_outage),
+        shadow=_said(each.shadow, whole.shadow),
+    )
 
 
 def limits_over(own: KeyLimits | None, wide: KeyLimits | None) -> KeyLimits | None:
@@ -131,22 +142,35 @@ def limits_over(own: KeyLimits | None, wide: KeyLimits | None) -> KeyLimits | No
     """
     if own is None or wide is None:
         return own or wide
+    return _merged(own, wide)
+
+
+def _merged(own: KeyLimits, wide: KeyLimits) -> KeyLimits:
     most: dict[str, float] = {}
-    apart: list[tuple[Rule, OnOutage, bool]] = []
+    apart: list[tuple[Rule, OnOutage | None, bool | None]] = []
     for rule in Rule:
         said_by = own if getattr(own, rule.value) is not None else wide
         if getattr(said_by, rule.value) is None:
             continue
         on_outage, shadow = manner_of(said_by, rule)
-        if said_by is wide and own.on_outage is not OnOutage.LOCAL:
-            on_outage = own.on_outage
+        if said_by is wide:
+            on_outage, shadow = _said(own.on_outage, on_outage), _said(own.shadow, shadow)
         most[rule.value] = getattr(said_by, rule.value)
-        apart.append((rule, on_outage, shadow or (said_by is wide and own.shadow)))
-    plain = [each for each in apart if each[1:] != (OnOutage.LOCAL, False)]
-    models = dict(wide.models)
-    for glob, each in own.models:
-        models[glob] = limits_over(each, models.get(glob)) or each
-    return KeyLimits(**most, apart=tuple(plain), models=tuple(models.items()))  # type: ignore[arg-type]
+        if (on_outage, shadow) != (None, None):
+            apart.append((rule, on_outage, shadow))
+    ours, theirs = dict(own.models), dict(wide.models)
+    models = {
+        glob: _merged(
+            limits_within(ours.get(glob, KeyLimits()), own),
+            limits_within(theirs.get(glob, KeyLimits()), wide),
+        )
+        for glob in theirs | ours
+    }
+    return KeyLimits(**most, apart=tuple(apart), models=tuple(models.items()))  # type: ignore[arg-type]
+
+
+def _said(first: _Said | None, otherwise: _Said | None) -> _Said | None:
+    return otherwise if first is None else first
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from gateway.core.limits import (
     Rule,
     Scope,
     Taken,
+    limits_within,
     manner_of,
 )
 from gateway.limiting.levels import CALENDAR
@@ -120,9 +121,8 @@ def limits_of(limits: KeyLimits, scope: Scope, owner: str, models: str = "") -> 
         if most is not None:
             on_outage, shadow = manner_of(limits, rule)
             # What is in shadow refuses nothing, whatever happens.
-            yield Limit(
-                scope, owner, models, rule, most, OnOutage.OPEN if shadow else on_outage, shadow
-            )
+            on_outage = OnOutage.OPEN if shadow else on_outage or OnOutage.LOCAL
+            yield Limit(scope, owner, models, rule, most, on_outage, bool(shadow))
 
 
 def _scopes(
@@ -143,7 +143,7 @@ def _scopes(
 def _matching(limits: KeyLimits, names: tuple[str, str]) -> Iterator[tuple[str, KeyLimits]]:
     for glob, each in limits.models:
         if any(fnmatchcase(name, glob) for name in names):
-            yield glob, each
+            yield glob, limits_within(each, limits)
 
 
 def _words(rules: list[Judged]) -> str:

@@ -29,7 +29,7 @@ def test_limits_are_read_and_told_alike():
         tokens_per_day=2 * 1024 * 1024,
         budget_per_month=49.5,
         on_outage=OnOutage.CLOSED,
-        apart=((Rule.OUTPUT, OnOutage.OPEN, False),),
+        apart=((Rule.OUTPUT, OnOutage.OPEN, None),),
         models=(("qwen3-*", KeyLimits(concurrent_requests=4, shadow=True)),),
     )
     assert read_limits(limits_told(limits)) == limits
@@ -115,10 +115,52 @@ def test_a_keys_limits_go_before_its_tiers_rule_by_rule():
     own = read_limits({"requests_per_minute": 90, "models": {"a": {"requests_per_minute": 6}}})
     assert limits_told(limits_over(own, tier)) == {
         "requests_per_minute": 90,
-        "tokens_per_day": {"limit": 500, "on_outage": "open", "shadow": False},
+        "tokens_per_day": {"limit": 500, "on_outage": "open"},
         "concurrent_requests": 8,
         "models": {"a": {"requests_per_minute": 6, "tokens_per_day": 9}},
     }
     assert limits_over(None, tier) is tier
     closed = limits_over(read_limits({"on_outage": "closed"}), tier)
     assert {each[1] for each in closed.apart} == {OnOutage.CLOSED}
+
+
+def rules_of(limits):
+    """Return the limits of a key for the model `big-1`, by glob and rule."""
+    plan = compiled(Caller("k", "ci", "t", limits=limits), None, "big-1")
+    return {(each.limit.models, each.limit.rule): each.limit for each in plan.rules}
+
+
+def test_what_a_mapping_says_of_its_rules_holds_for_those_of_its_models_too():
+    models = {"big-*": {"requests_per_minute": 1}, "*": {"requests_per_minute": 2, "shadow": False}}
+    found = rules_of(read_limits({"shadow": True, "on_outage": "closed", "models": models}))
+    assert found["big-*", Rule.REQUESTS].shadow
+    assert not found["*", Rule.REQUESTS].shadow  # it says so itself
+    assert found["*", Rule.REQUESTS].on_outage is OnOutage.CLOSED
+
+
+def test_a_key_in_shadow_is_refused_nothing_by_limits_of_models_of_its_tier():
+    models = {"big-*": {"requests_per_minute": 1, "shadow": False}}
+    tier = read_limits({"requests_per_minute": 5, "models": models})
+    found = rules_of(limits_over(read_limits({"shadow": True}), tier))
+    assert found["", Rule.REQUESTS].shadow
+    assert found["big-*", Rule.REQUESTS].shadow
+    own = read_limits({"shadow": True, "models": {"big-*": {"shadow": False}}})
+    assert not rules_of(limits_over(own, tier))["big-*", Rule.REQUESTS].shadow
+
+
+def test_what_a_key_says_goes_before_its_tier_also_where_it_says_the_usual():
+    tier = read_limits(
+        {"requests_per_minute": 5, "models": {"big-*": {"requests_per_minute": 1}}, "shadow": True}
+    )
+    for limit in rules_of(limits_over(read_limits({"shadow": False}), tier)).values():
+        assert not limit.shadow
+    closed = read_limits({"requests_per_minute": 5, "on_outage": "closed"})
+    (limit,) = rules_of(limits_over(read_limits({"on_outage": "local"}), closed)).values()
+    assert limit.on_outage is OnOutage.LOCAL
+
+
+@pytest.mark.parametrize(
+    "limits", [{"shadow": False}, {"on_outage": "local"}, {"models": {"big-*": {"shadow": False}}}]
+)
+def test_what_is_said_is_told_also_where_it_is_the_usual(limits):
+    assert limits_told(read_limits(limits)) == limits
