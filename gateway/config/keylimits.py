@@ -41,7 +41,8 @@ def limits_told(limits: KeyLimits) -> dict[str, Any]:
             told[name] = {"limit": most, **_manner_told(on_outage, shadow)}
     if limits.models:
         told["models"] = {glob: limits_told(each) for glob, each in limits.models}
-    return told | _manner_told(limits.on_outage, limits.shadow)
+    told |= _manner_told(limits.on_outage, limits.shadow)
+    return told or {"models": {}}  # an empty mapping is refused as no limits
 
 
 def _manner_told(on_outage: OnOutage | None, shadow: bool | None) -> dict[str, Any]:

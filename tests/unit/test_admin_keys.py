@@ -70,6 +70,15 @@ def test_a_key_is_changed_as_it_was_seen(desk):
     assert changed["after"]["tier"] == "gold"
 
 
+@pytest.mark.parametrize("limits", [{"shadow": False}, {"on_outage": "local"}, {"models": {}}])
+def test_a_key_with_limits_that_limit_nothing_is_made_and_changed(desk, limits):
+    made = ask(desk, "POST", "keys", {"name": "ci", "limits": limits})
+    assert made.status_code == 200
+    changed = ask(desk, "PATCH", f"keys/{made.json()['id']}", {"owner": "ann@example.org"})
+    assert changed.status_code == 200
+    assert changed.json()["settings"]["limits"] == limits
+
+
 def test_what_holds_has_its_origin(desk):
     made = make(desk, tier="gold", max_output=100)
     told = ask(desk, "GET", f"keys/{made['id']}/effective").json()

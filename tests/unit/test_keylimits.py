@@ -160,7 +160,13 @@ def test_what_a_key_says_goes_before_its_tier_also_where_it_says_the_usual():
 
 
 @pytest.mark.parametrize(
-    "limits", [{"shadow": False}, {"on_outage": "local"}, {"models": {"big-*": {"shadow": False}}}]
+    "limits",
+    [
+        {"shadow": False},
+        {"on_outage": "local"},
+        {"models": {}},
+        {"models": {"big-*": {"shadow": False}}},
+    ],
 )
-def test_what_is_said_is_told_also_where_it_is_the_usual(limits):
+def test_limits_that_limit_nothing_are_told_as_they_are_written(limits):
     assert limits_told(read_limits(limits)) == limits
