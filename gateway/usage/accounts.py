@@ -95,10 +95,11 @@ class Accounts:
         cell_of, tenant = place, place[1]
         if tenant not in self._tenants and len(self._tenants) >= _MOST_TENANTS:
             tenant = _OTHER
+        if place not in self.sums and len(self.sums) >= _MOST_PLACES:
+            place = place[0], tenant, _OTHER, *place[3:]
         if place not in self.sums:
-            if len(self.sums) >= _MOST_PLACES:
-                place = place[0], tenant, _OTHER, *place[3:]
-            self._spent.note(place, self.sums.setdefault(place, Sums()))
+            self.sums[place] = Sums()
+            self._spent.note(place, self.sums[place])
         cell = self._cells[cell_of] = self.sums[place], self._tenants.setdefault(tenant, Sums())
         return cell
 

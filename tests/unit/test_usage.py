@@ -514,6 +514,8 @@ def test_keys_beyond_the_bound_of_the_memory_are_counted_together():
             accounts.posted([record(key=f"k{n}")])
         assert len(accounts.sums) == 100_001
         assert accounts.sums[accounts.today(), "acme", "_other", "m", ""].requests == 100
+        of_tenant = plan_of(of_tenant=KeyLimits(tokens_per_day=9), tenant="acme")
+        assert accounts.spent(of_tenant.rules[0], "k0") == 100_100 * 150
         clock.at += DAY_S
         await accounts.turn()
         assert len(accounts.sums) == 50_000
