@@ -67,7 +67,7 @@ class Sums:
         self.money += each.money
         if each.asked:
             one = Sums(1, each.input, each.cached, each.output, each.money)
-            self._include_asked(each.asked, one)
+            self.of_alias(each.asked).include(one)
 
     def include(self, more: Sums) -> None:
         """Add what other requests add up to."""
@@ -77,12 +77,13 @@ class Sums:
         self.output += more.output
         self.money += more.money
         for alias, each in (more.asked or {}).items():
-            self._include_asked(alias, each)
+            self.of_alias(alias).include(each)
 
-    def _include_asked(self, alias: str, more: Sums) -> None:
+    def of_alias(self, alias: str) -> Sums:
+        """Return the sums of what was asked for by an alias."""
         if self.asked is None:
             self.asked = {}
-        self.asked.setdefault(alias, Sums()).include(more)
+        return self.asked.setdefault(alias, Sums())
 
 
 class Used(NamedTuple):

@@ -1,4 +1,4 @@
-"""Usage on Redis: what all gateways together were used for, by day, key, model and adapter.
+"""Usage on Redis: what all gateways together were used for, by day, key, model, adapter, and alias of a model.
 
 Each ledger is replayed from the line that Redis counted last, so each request counts once, whatever is sent
 twice. A Redis that came back empty is told all that the ledgers still have.
@@ -78,9 +78,11 @@ class SharedUsage:
         args: list[str | int] = [journal_id, entries[0].n, entries[-1].n, KEPT_DAYS]
         for place, each in sums.items():
             day = days.index(place[0]) + 2
-            for measure in _MEASURES:
-                if amount := getattr(each, measure):
-                    args += [day, _field(place, measure), f"{amount:.9f}".rstrip("0").rstrip(".")]
+            for alias, part in {"": each, **(each.asked or {})}.items():
+                for measure in _MEASURES:
+                    if amount := getattr(part, measure):
+                        field = _field(place, measure, alias)
+                        args += [day, field, f"{amount:.9f}".rstrip("0").rstrip(".")]
         keys = (_JOURNALS, *map(_day_key, days))
         return int(await self._link.ask(_COUNT, keys, args))
 
@@ -89,10 +91,13 @@ class SharedUsage:
         found: dict[Place, Sums] = {}
         for day in days:
             async for field, amount in self._fields(day):
-                tenant, key, model, adapter, measure = msgspec.json.decode(field)
+                tenant, key, model, adapter, told = msgspec.json.decode(field)
+                measure, _, alias = told.partition("/")
                 if measure not in _MEASURES:  # of another version
                     continue
                 sums = found.setdefault((day, tenant, key, model, adapter), Sums())
+                if alias:
+                    sums = sums.of_alias(alias)
                 value = float(amount)
                 setattr(sums, measure, value if measure == "money" else round(value))
         return found
@@ -111,5 +116,7 @@ def _day_key(day: str) -> str:
     return f"{PREFIX}{{usage}}:{day}"
 
 
-def _field(place: Place, measure: str) -> str:
-    return msgspec.json.encode((*place[1:], measure)).decode()
+def _field(place: Place, measure: str, alias: str) -> str:
+    """Return where a sum is counted: `input`, or `input/gpt-4o` of what was asked for by that alias."""
+    told = f"{measure}/{alias}" if alias else measure
+    return msgspec.json.encode((*place[1:], told)).decode()

@@ -21,6 +21,7 @@ from gateway.usage.entries import Entry, Sums, Used, entry_of, summed
 from gateway.usage.journal import UsageJournal, every_entry
 from gateway.usage.report import as_csv, days_between, rows
 from gateway.usage.shared import SharedUsage
+from gateway.usage.spent import Spent
 from tests.limitercases import DAY_S, plan_of
 from tests.storecases import HeldClock
 
@@ -306,6 +307,35 @@ def test_a_limit_for_an_alias_knows_after_a_start_what_was_asked_for_by_that_nam
         await after.close()
 
     run(story())
+
+
+def test_a_limit_for_an_alias_knows_by_redis_what_all_gateways_were_asked_for_by_that_name():
+    """A gateway goes on from that when a Redis that lost its data was told all again."""
+
+    class Hashes:
+        def __init__(self):
+            self.days = {}
+
+        async def ask(self, script, keys, args, within_s=1.0):
+            if "HSCAN" in script.text:
+                return ["0", [each for pair in self.days[keys[0]].items() for each in pair]]
+            for place, name, amount in zip(args[4::3], args[5::3], args[6::3], strict=True):
+                day = self.days.setdefault(keys[place - 1], {})
+                day[name] = float(day.get(name, 0)) + float(amount)
+            return args[2]
+
+    names = ["org/gpt-4o", "org/gpt-4o", "other", ""]
+    entries = [
+        Entry(n, "r", 0.0, "acme", "k", "m", "", 10, 4, 5, 0.5, "upstream", name)
+        for n, name in enumerate(names, 1)
+    ]
+    shared = SharedUsage(Hashes())
+    run(shared.count("ledger", entries))
+    read = run(shared.read(["1970-01-01"]))
+    assert read == summed(entries)
+    of = KeyLimits(models=(("org/gpt-4o", KeyLimits(tokens_per_day=100)),))
+    (rule,) = Plans({}).of(Caller("k", "k", "acme", limits=of), "org/gpt-4o", "m").rules
+    assert Spent(read).of(rule, "k", "1970-01-01") == 30
 
 
 def test_a_day_is_read_in_parts_and_one_that_is_missing_makes_it_unknown():
