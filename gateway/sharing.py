@@ -90,6 +90,7 @@ def limiter_of(
     """Return what limits, on Redis, else in the parent of workers, else in this process."""
     shared = link if link is not None or group is None else GroupScripts(group)
     limiter = Limiter(clock, shared, replicas, accounts.spent)
+    accounts.on_learnt.append(limiter.recall)
     if accounts.telling is not None:
         limiter.tells_owed = False
         accounts.telling.on_telling.append(limiter.tell_owed)

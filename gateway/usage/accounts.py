@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.core.aio import Clock, periodic
-from gateway.core.limits import Judged, Price
+from gateway.core.limits import Judged, Limit, Price
 from gateway.core.types import RequestRecord
 from gateway.store.scripts import Scripted
 from gateway.store.shared import StoreUnavailable
@@ -69,6 +69,10 @@ class Accounts:
         self._writing = asyncio.Lock()
         self._appending: tuple[asyncio.Future[None], int] | None = None  # how many lines
         self._told = False  # that the ledger cannot be written
+        # The limits that asked what was used before; `_wanted`: some of them did for the first time.
+        self._asked: set[tuple[Limit, str]] = set()
+        self._wanted = False
+        self.on_learnt: list[Callable[[], None]] = []  # what other processes used was counted
 
     def posted(self, records: Sequence[RequestRecord]) -> None:
         """Count requests that ended: each exactly once, as its record is settled once."""
@@ -92,16 +96,21 @@ class Accounts:
 
     def _cell(self, place: Place) -> tuple[Sums, Sums]:
         """Return where requests are counted whose first one has just ended: by place and by tenant."""
-        cell_of, tenant = place, place[1]
+        tenant = place[1]
         if tenant not in self._tenants and len(self._tenants) >= _MOST_TENANTS:
             tenant = _OTHER
+        cell = self._sums_of(place, tenant), self._tenants.setdefault(tenant, Sums())
+        self._cells[place] = cell
+        return cell
+
+    def _sums_of(self, place: Place, tenant: str) -> Sums:
+        """Return the sums of a place; beyond what fits the memory, those of all such keys of a tenant."""
         if place not in self.sums and len(self.sums) >= _MOST_PLACES:
             place = place[0], tenant, _OTHER, *place[3:]
         if place not in self.sums:
             self.sums[place] = Sums()
             self._spent.note(place, self.sums[place])
-        cell = self._cells[cell_of] = self.sums[place], self._tenants.setdefault(tenant, Sums())
-        return cell
+        return self.sums[place]
 
     @property
     def by_tenant(self) -> dict[tuple[str, ...], float]:
@@ -147,6 +156,20 @@ class Accounts:
         await self._write(self._journal)
         if self.telling is not None:
             await self.telling.turn(self._journal)
+        elif self._wanted:
+            await self._learn(self._journal)
+
+    async def _learn(self, journal: UsageJournal) -> None:
+        """Count what other processes of this state folder used meanwhile, for a limit that may be new."""
+        try:
+            found = await asyncio.to_thread(lambda: summed(journal.unread()))
+        except OSError:
+            return  # the next turn tries again
+        self._wanted = False
+        for place, more in found.items():
+            self._sums_of(place, place[1]).include(more)
+        for told in self.on_learnt:
+            told()
 
     def _fold(self, today: str) -> None:
         """Keep what limits need; where no ledger keeps days for the export, the newest days too."""
@@ -217,6 +240,12 @@ class Accounts:
     def spent(self, rule: Judged, key_id: str) -> float:
         """Return what was used before of a rule that counts over a day or a month, as far as is known."""
         today, telling = self.today(), self.telling
+        asks = rule.limit, key_id
+        if asks not in self._asked:
+            if len(self._asked) >= _MOST_PLACES:  # most are in force no more
+                self._asked.clear()
+            self._asked.add(asks)
+            self._wanted = True
         own = self._spent.of(rule, key_id, today)
         if telling is None:
             return own
@@ -241,7 +270,7 @@ def _opened(folder: Path, most_bytes: int) -> tuple[UsageJournal, dict[Place, Su
     """Take a ledger, and return with it what all of them have."""
     journal = UsageJournal(folder, most_bytes)
     try:
-        return journal, summed(every_entry(folder))
+        return journal, summed(journal.unread())
     except BaseException:
         journal.close()
         raise

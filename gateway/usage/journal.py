@@ -54,6 +54,9 @@ class UsageJournal:
             self.close()
             raise
         self._began = False
+        self._unread: dict[Path, int] | None = (
+            None  # where each file goes on; None: nothing was read
+        )
 
     def _read(self) -> None:
         self.id = _named_by(self._folder / "id")
@@ -124,6 +127,17 @@ class UsageJournal:
         for file in self._files():
             yield from _entries(file)
 
+    def unread(self) -> Iterator[Entry]:
+        """Go through the lines of all ledgers of the folder; from the second time on, what others wrote since.
+
+        If it fails, it begins there again.
+        """
+        first, unread = self._unread is None, dict(self._unread or {})
+        for file in _files(self._folder.parent, f"*/{_NAMES}"):
+            if first or file.parent != self._folder:
+                yield from _entries(file, unread)
+        self._unread = unread
+
     def left_behind(self) -> list[UsageJournal]:
         """Take all ledgers beside this one that no process writes; whoever asked closes them.
 
@@ -193,13 +207,21 @@ def _number(path: Path) -> str:
     return path.stem.removeprefix("ledger-")
 
 
-def _entries(path: Path) -> Iterator[Entry]:
+def _entries(path: Path, unread: dict[Path, int] | None = None) -> Iterator[Entry]:
+    """Go through the lines of a file, from where it goes on in `unread`, and note there how far that was."""
+    at = 0 if unread is None else unread.get(path, 0)
     # One that is gone was the oldest of a full ledger, whose process writes on meanwhile.
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        file.seek(at)
         for line in file:
             each = _decoded(line)
             if each is not None:
                 yield each
+            elif not line.endswith(b"\n"):
+                break  # it is being written
+            at += len(line)
+    if unread is not None:
+        unread[path] = at
 
 
 def _decoded(line: bytes) -> Entry | None:

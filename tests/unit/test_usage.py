@@ -10,7 +10,7 @@ import pytest
 from gateway.core.aio import start
 from gateway.core.asked import Caller
 from gateway.core.endings import Attempt, Ending
-from gateway.core.limits import Amounts, KeyLimits, Period, Price, Taken
+from gateway.core.limits import Amounts, KeyLimits, Period, Price, Rule, Taken
 from gateway.core.traffic import Cause, Fallback
 from gateway.core.types import Endpoint, Outcome, RequestRecord, Usage, UsageSource
 from gateway.limiting.limiter import Limiter
@@ -22,8 +22,9 @@ from gateway.usage.journal import UsageJournal, every_entry
 from gateway.usage.report import as_csv, days_between, rows
 from gateway.usage.shared import SharedUsage
 from gateway.usage.spent import Spent
-from tests.limitercases import DAY_S, plan_of
+from tests.limitercases import DAY_S, plan_of, used_of
 from tests.storecases import HeldClock
+from tests.unit.test_limiter import Lossy
 
 PRICE = Price(1.0, 0.5, 2.0)
 
@@ -275,6 +276,69 @@ def test_a_gateway_that_begins_again_knows_what_was_used_and_counts_on(tmp_path)
         await after.close()
 
     run(story())
+
+
+def test_a_limit_that_workers_are_given_later_goes_on_from_what_all_of_them_used(tmp_path):
+    """Before it was there, nobody counted for it: each worker knows its own ledger, and reads those of the others."""
+
+    async def story():
+        clock = HeldClock()
+        link, workers = Lossy(clock), []
+        for _ in range(2):
+            used = Accounts(clock, None, tmp_path / "usage", 10**6, lambda *names: None)
+            limiter = Limiter(clock, link, lambda: 2, used.spent)
+            used.on_learnt.append(limiter.recall)
+            workers.append((used, limiter))
+
+        async def turns():
+            for used, _ in workers:
+                await used.turn()
+
+        async def level(limits):
+            levels = set()
+            for _, limiter in workers:
+                plan = plan_of(KeyLimits(**limits), tenant="acme")
+                levels.add(used_of(await limiter.take(plan, Amounts()))[Rule(*limits)])
+            return levels
+
+        for used, _ in workers:
+            used.posted([record(tokens=(400, 100))])
+        await turns()
+        for limits in ({"tokens_per_day": 10_000}, {"tokens_per_month": 10_000}):
+            await level(limits)
+            await turns()
+            assert await level(limits) == {1000}
+        assert workers[0][0].by_tenant["acme", "input"] == 400  # its own
+        for used, _ in workers:
+            used.posted([record(tokens=(40, 10))])
+        await turns()
+        await level({"tokens_per_day": 20_000})
+        await turns()
+        assert await level({"tokens_per_day": 20_000}) == {1100}
+        for used, _ in workers:
+            await used.close()
+
+    run(story())
+
+
+def test_lines_of_others_are_read_once_and_whole(tmp_path):
+    mine, other = (UsageJournal(tmp_path, 100_000) for _ in range(2))
+    mine.append([entry(1, "a")])
+    other.append([entry(1, "b")])
+    assert sorted(each.id for each in mine.unread()) == ["a", "b"]
+    mine.append([entry(2, "c")])
+    (file,) = (tmp_path / "1").glob("*.jsonl")
+    whole = file.read_bytes()
+    other.append([entry(2, "d"), entry(3, "e")])
+    written = file.read_bytes()
+    file.write_bytes(written[: len(whole) + 20])  # it is being written
+    assert list(mine.unread()) == []
+    file.write_bytes(written)
+    next(mine.unread())  # whoever reads it fails
+    assert [each.id for each in mine.unread()] == ["d", "e"]
+    assert list(mine.unread()) == []
+    mine.close()
+    other.close()
 
 
 def test_a_limit_for_an_alias_knows_after_a_start_what_was_asked_for_by_that_name(tmp_path):
