@@ -26,12 +26,16 @@ _DRAIN_KEPT_S: Final = 60.0  # while nobody waits: what it was for long is known
 _BELIEVED_RATIO: Final = 0.5
 # Until so many times what is held has ended, a drain is measured some 15 to 25 % too low. Three simulated engines.
 _EARLY_TURNS, _EARLY_RATIO = 1.5, 1.15
+_OVERDUE: Final = (
+    1.5  # times as long as requests stay on average: if none ended for so long, they do no more
+)
 _DRAIN_LEAST_S: Final = 1.0  # work seen for less than this tells no rate
 _RETRY_LEAST_S: Final = 1.0  # Retry-After has whole seconds
 _RETRY_MOST_S: Final = 30.0  # SDKs ignore waits over a minute; halved, because the rate changes
 _RETRY_UNKNOWN_S: Final = 5.0  # nothing drained yet: about the length of one reply
 _JITTER: Final = 0.3  # spreads those who were refused together
 _FADES_S: Final = _RETRY_MOST_S  # whoever did not come back by then is hardly going to
+_TOLD_S: Final = 4 * _FADES_S  # and who did not until then is not going to
 _COMES_NEW: Final = 0.5  # of what drains: it goes to those who come for the first time
 _PROMISED_LEAST: Final = 1.0  # tokens; less is forgotten
 
@@ -48,18 +52,32 @@ class Drain:
         self._rate = Fading(_DRAIN_S)
         self._always = Fading(_DRAIN_S)
         self._seen = 0.0  # given back since nothing was known
+        self._ended_tokens = self._ended_token_s = 0.0  # of as many ends as run
+        self._silent_s = 0.0  # since the last end
+        self._newest_s = 0.0  # since the last one was let in
         self._held_tokens = 0  # at the last measurement
         self._believed = False
 
-    def passed(self, seconds: float, tokens: int, held_tokens: int = 0) -> None:
+    def passed(
+        self, seconds: float, tokens: int, held_tokens: int = 0, token_s: float = 0.0, newest_s: float = 0.0
+    ) -> None:  # fmt: skip
         """Note that in so many seconds with more work than room so many tokens were given back.
+
+        They were held for `token_s`, each token times its seconds. The newest of those that are held has been
+        for `newest_s`.
 
         Of a burst nothing ends at first, and that is no slow drain: it is believed once half as much has
         ended as is held.
         """
         self._seen += tokens
-        self._held_tokens = held_tokens
+        self._held_tokens, self._newest_s = held_tokens, newest_s
         self._believed = self._believed or self._seen >= _BELIEVED_RATIO * held_tokens
+        self._silent_s += seconds
+        if tokens:
+            kept = math.exp(-tokens / max(held_tokens, tokens))
+            self._ended_tokens = kept * self._ended_tokens + tokens
+            self._ended_token_s = kept * self._ended_token_s + token_s
+            self._silent_s = 0.0
         self._rate.passed(seconds, tokens)
         self._always.passed(seconds, tokens)
 
@@ -69,6 +87,7 @@ class Drain:
         self._rate.fade(seconds, _DRAIN_KEPT_S)
         if self._rate.seconds < _DRAIN_LEAST_S:
             self._seen, self._believed = 0.0, False
+            self._ended_tokens = self._ended_token_s = 0.0
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -78,6 +97,14 @@ class Drain:
         return max(rate.per_s, self._always.per_s) if known else None
 
     @property
+    def _stay_s(self) -> float | None:
+        """For how long a token is held on average; None while nobody knows, or when those held are overdue."""
+        if not self._ended_token_s or self._ended_tokens < _BELIEVED_RATIO * self._held_tokens:
+            return None
+        stay_s = self._ended_token_s / self._ended_tokens
+        return stay_s if self._silent_s <= _OVERDUE * stay_s else None
+
+    @property
     def probable_per_s(self) -> float | None:
         """The rate that will probably be found: of a burst little has ended at first; None as above."""
         rate = self.tokens_per_s
@@ -85,9 +112,23 @@ class Drain:
         return rate * _EARLY_RATIO if rate is not None and early else rate
 
     def eta_s(self, tokens_ahead: int) -> float | None:
-        """Return in how many seconds `tokens_ahead` will have drained; None when nobody knows."""
-        rate = self.tokens_per_s
-        return None if rate is None else tokens_ahead / rate
+        """Return in how many seconds `tokens_ahead` will have drained; None when nobody knows.
+
+        Where few long replies run, nothing ends for a while, and the rate falls. So it is no longer than the time
+        for which requests are held lets expect: what is held drains in that time (Little's law), and all of it
+        has ended when the newest has; then comes the next such lot.
+        """
+        rate, stay_s, held_tokens = self.tokens_per_s, self._stay_s, self._held_tokens
+        if rate is None:
+            return None
+        eta_s = tokens_ahead / rate
+        if stay_s is None or not held_tokens:
+            return eta_s
+        lots, rest_s = tokens_ahead // held_tokens, stay_s - self._newest_s
+        all_end_s = (
+            lots * stay_s + rest_s if rest_s >= 0 else math.inf
+        )  # else the newest is overdue
+        return min(eta_s, tokens_ahead * stay_s / held_tokens, all_end_s)
 
     def retry_after_s(self, tokens_ahead: int, u: float) -> float:
         """Return when to come again, 1 to 30 s; `u` in [0, 1) is the caller's random number."""
@@ -108,6 +149,7 @@ class Promises:
         self.tokens = 0.0
         self._most = most
         self._tokens: OrderedDict[str, float] = OrderedDict()  # by tenant; fades with age
+        self._told: dict[str, float] = {}  # of those tenants: the same, but hardly faded
 
     def __len__(self) -> int:
         """Return how many tenants hold a promise."""
@@ -119,24 +161,28 @@ class Promises:
 
     def made(self, tenant: str, tokens: int) -> None:
         """Note that a request of so many tokens was told to come again."""
-        self._set(tenant, self.of(tenant) + tokens)
+        self._set(tenant, self.of(tenant) + tokens, self._told.get(tenant, 0.0) + tokens)
         if len(self._tokens) > self._most:
-            self._set(next(iter(self._tokens)), 0.0)
+            self._set(next(iter(self._tokens)), 0.0, 0.0)
 
-    def kept(self, tenant: str, tokens: int) -> None:
-        """Note that a request of so many tokens came again."""
-        self._set(tenant, self.of(tenant) - tokens)
+    def kept(self, tenant: str, tokens: int) -> bool:
+        """Note that a request of so many tokens came again; returns whether its tenant held a promise."""
+        told = self._told.get(tenant, 0.0)
+        if told:  # what is left of its own part goes
+            self._set(tenant, self.of(tenant) * max(0.0, 1 - tokens / told), told - tokens)
+        return told > 0
 
     def passed(self, seconds: float) -> None:
         """Let time pass: some never come again."""
-        kept = math.exp(-seconds / _FADES_S)
+        kept, remembered = math.exp(-seconds / _FADES_S), math.exp(-seconds / _TOLD_S)
         for tenant, tokens in [*self._tokens.items()]:
-            self._set(tenant, tokens * kept)
+            self._set(tenant, tokens * kept, self._told[tenant] * remembered)
 
-    def _set(self, tenant: str, tokens: float) -> None:
+    def _set(self, tenant: str, tokens: float, told: float) -> None:
         self.tokens -= self._tokens.pop(tenant, 0.0)
+        self._told.pop(tenant, None)
         if tokens >= _PROMISED_LEAST:
-            self._tokens[tenant] = tokens
+            self._tokens[tenant], self._told[tenant] = tokens, told
             self.tokens += tokens
         if not self._tokens:
             self.tokens = 0.0  # no rounding stays
@@ -153,21 +199,20 @@ class Forecast:
         self._rng = rng
         self._queue = queue
         self._backends = backends
-        self._given_back_tokens = 0  # at the last tick
         self._stood = False  # somebody waited at the last tick
         self._refused = False  # and somebody was refused since
 
     # --- fed ---
 
-    def tick(self, seconds: float) -> Drain:
+    def tick(self, seconds: float, now: float) -> Drain:
         """Measure how fast the pool drains, and return that; about twice a second.
 
         Only while somebody waits for room, then as now: else what ends tells how much was asked for,
         and a pool with little to do would seem slow to the first burst.
         """
         backends = self._backends()
-        given_back = sum(each.room.given_back_tokens for each in backends)
-        tokens, self._given_back_tokens = given_back - self._given_back_tokens, given_back
+        ends = [each.turnover.ends(now - seconds / 2) for each in backends]
+        tokens, token_s = sum(each.tokens for each in ends), sum(each.token_s for each in ends)
         serving = any(each.phase in SERVING for each in backends)  # an outage drains nothing
         works = tokens > 0 or any(each.in_flight for each in backends)
         by_adapter = {each.ask.route.adapter: each.ask for each in self._queue}
@@ -175,9 +220,10 @@ class Forecast:
         stands = serving and works and (queued or self._refused)
         stood, self._stood, self._refused = self._stood, stands, False
         if seconds > 0 and stands and stood:
-            self.drain.passed(seconds, max(0, tokens), held_tokens(backends))
+            newest_s = now - max(each.turnover.newest_at for each in backends)
+            self.drain.passed(seconds, tokens, held_tokens(backends), token_s, newest_s)
         elif not stands:
-            self.drain.rested(seconds, max(0, tokens))
+            self.drain.rested(seconds, tokens)
         self._promises.passed(seconds)
         return self.drain
 
@@ -187,9 +233,9 @@ class Forecast:
             self._refused = True
             self._promises.made(ask.caller.tenant, ask.need.tokens)
 
-    def returned(self, ask: Ask) -> None:
-        """Note that a request came again."""
-        self._promises.kept(ask.caller.tenant, ask.need.tokens)
+    def returned(self, ask: Ask) -> bool:
+        """Note that a request came again; returns whether its tenant was told to, and so was counted before."""
+        return self._promises.kept(ask.caller.tenant, ask.need.tokens)
 
     # --- asked ---
 

@@ -136,7 +136,7 @@ class Line:
 
     def tick(self, now: float, seconds: float) -> None:
         """Measure how fast the pool drains, and look after those who wait; about twice a second."""
-        drain = self.forecast.tick(seconds)
+        drain = self.forecast.tick(seconds, now)
         self.patience.tick(seconds, drain.tokens_per_s, drain.probable_per_s)
         for each in self._backends:
             each.room.peak.calm = not self.patience.overloaded
@@ -150,12 +150,12 @@ class Line:
 
     def came(self, ask: Ask) -> None:
         """Note that a request came, maybe again."""
-        if not ask.tried and (ask.route.adapter is None or not awaits_load(self._backends, ask)):
+        again = ask.returned and not ask.tried and self.forecast.returned(ask)
+        loads = ask.route.adapter is not None and awaits_load(self._backends, ask)
+        if not (ask.tried or again or loads):
             self.patience.came(ask.caller.tenant, ask.need.tokens)
         if ask.caller.priority == ask.top_priority:
             self._table.highest_came(self._pool, self._clock.now())
-        if ask.returned and not ask.tried:
-            self.forecast.returned(ask)
 
     def close(self) -> None:
         """Refuse everybody: no backend serves the pool, or it is gone."""
@@ -286,23 +286,21 @@ class Line:
                 self.queue.hurry(waiting, max(now, deadline))
 
     def _refuse_hopeless(self, now: float) -> None:
-        """Refuse those whose turn will surely come too late, rather than let them wait for nothing.
-
-        Whoever is soon told by its deadline is left to that.
-        """
+        """Refuse those whose turn will surely come too late, and whose deadline does not tell them soon."""
         if not any(each.phase in SERVING for each in self._backends):
             self._refuse_unserved(now)
             return
-        rate = self.forecast.drain.tokens_per_s
-        if rate is None:
-            return
-        suspects, tokens = [], 0
+        eta_of, suspects, tokens = self.forecast.drain.eta_s, [], 0
         for waiting in self.queue:  # by their order of arrival, which is quick to tell
-            if tokens / rate > _HOPELESS * (waiting.deadline - now) > _HOPELESS * _SOON_S:
+            eta_s, left_s = eta_of(tokens) or 0.0, waiting.deadline - now
+            if eta_s > _HOPELESS * left_s > _HOPELESS * _SOON_S:
                 suspects.append(waiting)
             tokens += waiting.cost_tokens
         for waiting in suspects[:_LOOKED_AT_ONCE]:
-            eta_s, left_s = self.queue.ahead(waiting).tokens / rate, waiting.deadline - now
+            eta_s, left_s = (
+                eta_of(self.queue.ahead(waiting).tokens) or 0.0,
+                waiting.deadline - now,
+            )
             if eta_s > _HOPELESS * left_s and self.queue.remove(waiting):
                 ask, waiting.deadline = waiting.ask, now
                 why = self._finder.explain(ask, now).excluded

@@ -7,17 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from gateway.core.exclusion import Exclusion
 from gateway.core.prefix import KvEvents, Prefix, PrefixIndex
-from gateway.core.types import (
-    Endpoint,
-    Exclusion,
-    LoadSample,
-    Need,
-    Phase,
-    Route,
-    ServedModel,
-    Slot,
-)
+from gateway.core.types import Endpoint, LoadSample, Need, Phase, Route, ServedModel, Slot
 from gateway.pools.ejection import Probation, Tally
 from gateway.pools.elsewhere import NOTHING, UnderWay
 from gateway.pools.facts import HealthState
@@ -28,6 +20,7 @@ from gateway.pools.rate import Rate
 from gateway.pools.room import LEAST, Room
 from gateway.pools.server import Server
 from gateway.pools.speed import Speed
+from gateway.pools.turnover import Turnover
 from gateway.pools.work import BESIDE, USUAL_TOKENS, TokenCost, Work, own_ratio
 from gateway.prefix.ranked import by_engine
 from gateway.prefix.sessions import Sessions
@@ -75,6 +68,7 @@ class Backend(Server):
     highest_came_at: float = -math.inf  # to its pool, of the highest of several classes
     limit: Limit = field(default_factory=Limit)
     room: Room = field(default_factory=Room)
+    turnover: Turnover = field(default_factory=Turnover)
     pulse: Pulse = field(default_factory=Pulse)
     speed: Speed = field(default_factory=Speed)
     slowness: float = 1.0  # times that it is slower than its fastest peer
@@ -150,7 +144,7 @@ class Backend(Server):
         self.limit.reading.comes(now, credit, self.room.unread_tokens)
         if adapter is not None:
             self.adapter_requests[adapter] = self.adapter_requests.get(adapter, 0) + 1
-        self.work = None
+        self.work, self.turnover.newest_at = None, now
         slot = Slot(self.id, now, self.scrape_count, credit, self.give_back, sent, adapter)
         if self.probation is not None and not self.probation.is_taken(now):
             self.probation.slots[id(slot)] = slot
@@ -186,6 +180,7 @@ class Backend(Server):
                 self.prefix_index.unsent(slot.sent)
                 self.sessions.unsent(slot.sent)
         self.room.give_back(slot.credit)
+        self.turnover.give_back(slot.credit.need_tokens, slot.taken_at)
         if slot.scrape_count == self.scrape_count:
             self.since_scrape -= 1
         self.work = None

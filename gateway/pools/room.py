@@ -96,7 +96,6 @@ class Room:
     elsewhere: UnderWay = NOTHING  # at other gateways, as they told last
     _read_elsewhere: int = 0  # since the last scrape
     _ended_elsewhere: int = 0  # since the last scrape
-    given_back_tokens: int = 0  # ever; how fast it grows is how fast the backend drains
     # The common case in one look: until then the last scrape showed nothing that forbids, and so
     # much room beside what is fresh at most. What ends meanwhile only adds to it.
     _clear_until: float = -math.inf
@@ -167,7 +166,6 @@ class Room:
         self.peak.give_back(credit)
         self.sequences -= credit.sequences
         prompt, output = credit.prompt_tokens, credit.output_tokens
-        self.given_back_tokens += credit.need_tokens
         self.shares.give_back(credit.tenant, prompt + output)
         if credit.read_at is None:
             self.unread_tokens -= credit.unread_tokens

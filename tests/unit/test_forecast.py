@@ -156,6 +156,15 @@ def test_a_promise_holds_until_it_is_kept():
     assert (promises.of("a"), promises.of("b"), promises.tokens, len(promises)) == (200, 0, 200, 1)
 
 
+def test_who_comes_again_as_told_is_known_until_all_have_come():
+    promises = Promises()
+    assert not promises.kept("a", 100)
+    for _ in range(3):
+        promises.made("a", 100)
+    promises.passed(30.0)  # what is expected of them fades, for some never come
+    assert [promises.kept("a", 100) for _ in range(4)] == [True, True, True, False]
+
+
 def test_a_promise_that_nobody_keeps_fades():
     promises = Promises()
     promises.made("a", 1000)
@@ -192,6 +201,20 @@ def test_of_a_burst_the_first_end_is_no_slow_drain():
     assert drain.tokens_per_s is None
     drain.passed(1.0, 400, held_tokens=900)
     assert drain.tokens_per_s is not None
+
+
+def test_what_is_held_drains_in_the_time_for_which_requests_are_held():
+    drain = Drain()
+    for _ in range(2):  # eight requests of 100 tokens begin and end together, each after 25 s
+        for second in range(25):
+            drain.passed(1.0, 800 if second == 24 else 0, 800, 800 * 25.0, newest_s=second)
+    drain.passed(20.0, 0, 800, newest_s=20.0)
+    assert drain.eta_s(700) == pytest.approx(5.0)  # with all that runs
+    assert drain.eta_s(1500) == pytest.approx(30.0)  # behind the next lot
+    drain.passed(8.0, 0, 800, newest_s=28.0)  # the newest is overdue
+    assert drain.eta_s(700) == pytest.approx(700 * 25 / 800)
+    drain.passed(20.0, 0, 800, newest_s=48.0)  # they end no more as before
+    assert drain.eta_s(700) > 60.0
 
 
 def test_a_drain_is_probably_more_until_what_runs_has_ended_once_and_a_half_times():

@@ -100,6 +100,7 @@ def test_one_that_is_written_again_as_its_tick_comes_is_silent_no_more():
         connection = SimpleNamespace(loop=asyncio.get_running_loop(), silence=silence)
         client = SimpleNamespace(
             started=True,
+            answering=True,
             writing_paused=False,
             write=lambda data: None,
             write_chunk=None,

@@ -228,6 +228,18 @@ def test_what_a_request_needs_is_credited_until_its_slot_comes_back(table):
     assert backend.room.sequences == 0
 
 
+def test_what_a_batch_needs_counts_as_given_back_whole_with_the_time_for_which_it_was_held(table):
+    make_ready(table)
+    batch = table.take("m/b1", 100.0, Need(50_000, 4000, sequences=2))
+    other = table.take("m/b1", 103.0, Need(100, 100))
+    backend = table.get("m/b1")
+    assert backend.turnover.newest_at == 103.0
+    batch.release()
+    assert backend.turnover.ends(110.0) == (54_000, 540_000.0)
+    other.release()
+    assert backend.turnover.ends(110.0) == (200, 1400.0)
+
+
 def test_a_prompt_that_streams_is_read_at_its_first_token_others_at_the_next_scrape(table):
     backend = table.get("m/b1")
     streamed = table.take("m/b1", 100.0, Need(3000, 400, streams=True))
