@@ -153,7 +153,9 @@ def too_long(reply: Reply, call: Call) -> ContextLengthExceeded | None:
     fault = upstream_fault(reply.status, reply.body or b"", call.dialect)
     if fault.code != CONTEXT_CODE:
         return None
-    return ContextLengthExceeded(fault.message, param=fault.param)
+    error = ContextLengthExceeded(fault.message, param=fault.param)
+    error.outcome = Outcome.UPSTREAM_REJECTED
+    return error
 
 
 def check_taken(reply: Reply, ask: Ask, *, plain: bool, falls_back: bool) -> None:
@@ -179,7 +181,9 @@ def answered_late(reply: Reply, call: Call, *, goes_on: bool) -> GatewayError:
         return BackendBroke("the backend did not return a stream")
     if goes_on:
         return RestRefused("the backend refused the rest of the stream")
-    return RequestError(fault.message, code=fault.code, param=fault.param)
+    error = RequestError(fault.message, code=fault.code, param=fault.param)
+    error.outcome = Outcome.UPSTREAM_REJECTED
+    return error
 
 
 def watch_over(
@@ -234,6 +238,8 @@ def as_told(error: GatewayError, down: Downstream, record: RequestRecord) -> Gat
             error.outcome = Outcome.BACKEND_ERROR
         if error.outcome is Outcome.BACKEND_ERROR:  # of a time-out nobody knows what it took
             record.usage = None
+    elif isinstance(error, RequestError) and not down.answering:
+        record.usage = None
     return error
 
 

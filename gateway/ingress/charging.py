@@ -17,10 +17,10 @@ from gateway.limiting.limiter import Closed, Limiter, Refused
 from gateway.limiting.plans import Plans
 from gateway.limiting.prices import Prices
 from gateway.limiting.rules import NOTHING, header_lines, told, whose
+from gateway.usage.entries import FAILED, REFUSED, source_of
 
 _CAP_TOKENS: Final = 4096
 _AGAIN_S: Final = 2.0  # Redis may be back by then
-_NO_TOKENS: Final = (Outcome.UPSTREAM_REJECTED, Outcome.BACKEND_ERROR)
 
 
 async def charge(
@@ -108,14 +108,14 @@ def costs_of(plan: Plan, price: Price, ask: Ask) -> Amounts:
 def actual_of(record: RequestRecord, costs: Amounts) -> Amounts:
     """Return what a request used: nothing if no engine took it; what it reserved if nobody told.
 
-    One that the engine refused as wrong (4xx), or failed before its client had anything, was a request,
-    and took no tokens.
+    One that was refused as wrong (4xx), or failed before its client had anything, was a request, and took
+    no tokens.
     """
     if record.outcome is Outcome.SHED or not reached(record.attempts, record.failed):
         return NOTHING
     usage = record.usage
     if usage is None:
-        return Amounts(1.0) if record.outcome in _NO_TOKENS else costs
+        return Amounts(1.0) if source_of(record) in (REFUSED, FAILED) else costs
     prompt, output = float(usage.prompt_tokens), float(usage.completion_tokens)
     price = record.price
     money = 0.0 if price is None else price.of(prompt, output, usage.cached_tokens or 0)

@@ -11,16 +11,18 @@ from typing import Final, NamedTuple
 import msgspec
 
 from gateway.core.endings import reached
+from gateway.core.errors import ReplyTooLarge
 from gateway.core.limits import Price
 from gateway.core.types import Outcome, RequestRecord
 
 _DAY_S: Final = 86_400
 # Looked up once: 0.15 us before Python 3.12.
 _SHED: Final = Outcome.SHED
-_REJECTED: Final = Outcome.UPSTREAM_REJECTED
+_WRONG: Final = frozenset({Outcome.REJECTED, Outcome.UPSTREAM_REJECTED})
 _FAILED: Final = Outcome.BACKEND_ERROR
+_TOO_LARGE: Final = ReplyTooLarge.default_code
 RESERVED: Final = "reserved"  # nobody told the usage, so what its limits reserved counts
-REFUSED: Final = "refused"  # the engine refused it as wrong, and took no tokens
+REFUSED: Final = "refused"  # the engine or the gateway refused it as wrong, and it took no tokens
 FAILED: Final = "failed"  # its backend failed before its client had anything
 UNKNOWN: Final = "unknown"  # nobody told it, and nothing was reserved
 
@@ -98,19 +100,13 @@ def entry_of(record: RequestRecord, n: int, at: float, price: Price | None) -> E
     caller = record.caller
     if caller is None or record.outcome is _SHED or not reached(record.attempts, record.failed):
         return None
-    usage, taken, cached = record.usage, record.taken, 0
+    usage, taken, source = record.usage, record.taken, source_of(record)
+    prompt = cached = output = 0
     if usage is not None:
-        source, cached = usage.source._value_, usage.cached_tokens or 0
         prompt, output = usage.prompt_tokens, usage.completion_tokens
-    elif record.outcome is _REJECTED:
-        source, prompt, output = REFUSED, 0, 0
-    elif record.outcome is _FAILED:
-        source, prompt, output = FAILED, 0, 0
-    elif taken is not None:
-        source = RESERVED
+        cached = usage.cached_tokens or 0
+    elif taken is not None and source is RESERVED:
         prompt, output = round(taken.costs.input_tokens), round(taken.costs.output_tokens)
-    else:
-        source, prompt, output = UNKNOWN, 0, 0
     return Entry(  # by position: names would double what it costs, and each request pays for it
         n,
         record.id,
@@ -126,6 +122,20 @@ def entry_of(record: RequestRecord, n: int, at: float, price: Price | None) -> E
         source,
         _alias(record),
     )
+
+
+def source_of(record: RequestRecord) -> str:
+    """Return how it is known what a request took of the engine that it reached.
+
+    A reply that was too large was made all the same: it takes what was reserved, if nobody told its usage.
+    """
+    if record.usage is not None:
+        return record.usage.source._value_
+    if record.outcome is _FAILED:
+        return FAILED
+    if record.outcome in _WRONG and record.error_code != _TOO_LARGE:
+        return REFUSED
+    return UNKNOWN if record.taken is None else RESERVED
 
 
 def _alias(record: RequestRecord) -> str:

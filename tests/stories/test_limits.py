@@ -187,6 +187,51 @@ async def test_a_request_that_its_backend_failed_takes_no_tokens_and_costs_no_mo
         assert (line.input, line.output, line.money, line.source) == (0, 0, 0.0, "failed")
 
 
+async def tokens_today(world, headers):
+    told = (await world.http.get("/v1/key", headers=headers)).json()["standing"]
+    return next(each["used"] for each in told if each["rule"] == "tokens_per_day")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@story
+async def test_a_request_that_two_servers_died_of_takes_no_tokens(stream):
+    """Its client got a 400 and nothing else."""
+    limits, sims = KeyLimits(tokens_per_day=100_000), [SIM] * 4
+    async with limited(*sims, limits=limits) as (world, ci):
+        for sim in world.sims:
+            sim.inject("die_on_prompt:poison")
+        told = {"headers": ci, "max_tokens": 4000, "stream": stream}
+        while (reply := await world.chat("poison", **told)).status_code != 400:
+            assert reply.status_code == 502
+        assert reply.json()["error"]["code"] == "request_quarantined"
+        await world.settled()
+        assert await tokens_today(world, ci) == 0
+        world.process.ledger.post()
+        await world.process.accounts.turn()
+        entries = every_entry(world.process.config.state / "usage")
+        assert {(each.input, each.output) for each in entries} == {(0, 0)}
+
+
+@story
+async def test_what_an_engine_refuses_as_wrong_takes_no_tokens_though_it_waited_in_public():
+    pools = "pools: {m: {backends: [{url: <0>, max_in_flight: 1}], queue: {announce: true}}}"
+    limits = KeyLimits(tokens_per_day=100_000)
+    async with limited(SLOW, limits=limits, pools=pools, access=True) as (world, ci):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(world.chat(max_tokens=80))  # another key's
+            await world.until(lambda: world.in_flight() == 1)
+            waits = group.create_task(world.chat(headers=ci, max_tokens=4000, stream=True))
+            await asyncio.sleep(2.6)  # the first comment comes after two seconds
+            world.sims[0].inject("http_500:400")
+            reply = await waits
+        assert ": queued position=1" in reply.text
+        assert '"code":"invalid_request"' in reply.text
+        await world.settled()
+        assert await tokens_today(world, ci) == 0
+        outcomes = [each["outcome"] for each in world.access_lines()]
+        assert "upstream_rejected" in outcomes
+
+
 @story
 async def test_a_key_reads_what_it_has_used_and_uses_nothing_by_that():
     limits = KeyLimits(requests_per_minute=6, tokens_per_day=1000, concurrent_requests=2)

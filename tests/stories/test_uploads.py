@@ -8,7 +8,10 @@ import time
 
 import pytest
 
+from gateway.core.limits import KeyLimits
 from gateway.core.types import Phase
+from gateway.process import reload
+from tests import keyfiles as keys
 from tests.stories.support import FAST, gateway, story
 
 PATH = "/v1/audio/transcriptions"
@@ -405,6 +408,24 @@ async def test_a_client_that_falls_silent_is_told_so_and_the_backend_is_not_blam
             await wire.closed.wait()
         await world.settled()
         assert world.process.table.backends("m")[0].health.traffic_failures == 0
+
+
+@story
+async def test_an_upload_that_is_cut_midway_takes_no_tokens():
+    body = form(MODEL, file(MIB))
+    async with wired("timeouts: {body: 300ms}") as (world, wire):
+        limits = KeyLimits(tokens_per_day=100_000)
+        made = keys.create(world.path.parent / "keys.yaml", name="ci", limits=limits)
+        assert (await reload(world.process)).done
+        world.key = made.key
+        async with Client.open(world, len(body)) as client:
+            await client.send(body[:100_000])
+            await world.until(lambda: wire.uploaded >= 100_000)
+            assert (await client.reply())[0] == 408
+        await world.settled()
+        told = await world.http.get("/v1/key", headers={"authorization": f"Bearer {made.key}"})
+        (day,) = told.json()["standing"]
+        assert day["used"] == 0
 
 
 @story

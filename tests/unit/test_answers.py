@@ -1,8 +1,10 @@
 """Who looks on at a reply that is passed on, and the usage that is recorded of it."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from gateway.core.errors import BackendBroke, MisdirectedReply, ReplyTooLarge
+from gateway.core.errors import BackendBroke, MisdirectedReply, ReplyTooLarge, RequestQuarantined
 from gateway.core.limits import Amounts
 from gateway.core.types import (
     Call,
@@ -15,7 +17,7 @@ from gateway.core.types import (
     Usage,
     UsageSource,
 )
-from gateway.ingress.answers import answer, unfit, used, watch_over
+from gateway.ingress.answers import answer, as_told, unfit, used, watch_over
 from gateway.ingress.charging import actual_of
 from gateway.upstream.engineids import engine_id
 from gateway.upstream.reply import Reply
@@ -115,16 +117,29 @@ def test_only_what_can_be_read_and_is_for_this_request_is_passed_on(headers, beg
 
 
 def test_a_reply_that_is_too_large_is_what_its_client_asked_for():
-    """It takes the tokens that were reserved: its engine made them."""
+    """It takes the tokens that its engine told, else those that were reserved: they were made."""
     error = unfit(Reply(200, {b"content-length": b"101"}, None, None), OWN.decode(), 100, b"{}")
     assert error is not None
     assert (error.status, error.outcome) == (502, Outcome.REJECTED)
     taken = Amounts(1, 30, 70, 100, 0)
     made = RequestRecord("r", Endpoint.CHAT, 0.0, attempts=1)
-    made.outcome = error.outcome
+    made.outcome, made.error_code = error.outcome, error.code
     assert actual_of(made, taken) == taken
+    made.usage = Usage(40, 900, UsageSource.UPSTREAM)
+    assert actual_of(made, taken) == Amounts(1, 40, 900, 940, 0)
+    made.usage = None
     made.outcome = Outcome.BACKEND_ERROR
     assert actual_of(made, taken) == Amounts(1)
+
+
+@pytest.mark.parametrize("answering", [False, True])
+def test_what_is_refused_before_its_client_has_any_of_an_answer_takes_no_tokens(answering):
+    """The servers that it killed may have told of its prompt; what its client has of an answer counts."""
+    down = SimpleNamespace(started=answering, answering=answering, trailed=None)
+    made = RequestRecord("r", Endpoint.CHAT, 0.0, attempts=2)
+    made.usage = told = Usage(4000, 3, UsageSource.COUNTED)
+    as_told(RequestQuarantined("two servers crashed"), down, made)
+    assert made.usage == (told if answering else None)
 
 
 def test_a_stream_is_judged_in_its_dialect():

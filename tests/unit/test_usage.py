@@ -10,6 +10,7 @@ import pytest
 from gateway.core.aio import start
 from gateway.core.asked import Caller
 from gateway.core.endings import Attempt, Ending
+from gateway.core.errors import ReplyTooLarge
 from gateway.core.limits import Amounts, KeyLimits, Period, Price, Rule, Taken
 from gateway.core.traffic import Cause, Fallback
 from gateway.core.types import Endpoint, Outcome, RequestRecord, Usage, UsageSource
@@ -64,9 +65,13 @@ def test_usage_that_nobody_told_is_what_was_reserved():
     made = entry_of(record(tokens=None, taken=taken), 1, 0.0, None)
     assert (made.input, made.output, made.source) == (30, 70, "reserved")
     assert entry_of(record(tokens=None), 1, 0.0, None).source == "unknown"
-    refused = record(tokens=None, taken=taken, outcome=Outcome.UPSTREAM_REJECTED)
+    for outcome in (Outcome.UPSTREAM_REJECTED, Outcome.REJECTED):
+        refused = record(tokens=None, taken=taken, outcome=outcome)
+        made = entry_of(refused, 1, 0.0, None)
+        assert (made.input, made.output, made.source) == (0, 0, "refused")
+    refused.error_code = ReplyTooLarge.default_code  # it was made, and is only not passed on
     made = entry_of(refused, 1, 0.0, None)
-    assert (made.input, made.output, made.source) == (0, 0, "refused")
+    assert (made.input, made.output, made.source) == (30, 70, "reserved")
 
 
 NOT_SENT = Attempt("m/b1", "e", 0.0, 0.1, Ending.CONNECT)
