@@ -1,5 +1,7 @@
 """What limits guarantee, in memory and on Redis: a form joins with a fixture `desk`."""
 
+from dataclasses import replace
+
 import pytest
 
 from gateway.core.asked import Caller
@@ -100,6 +102,18 @@ class LimiterCases:
         assert not fits(desk.take(ALL, 0, 1))
         desk.passes(30)
         assert fits(desk.take(ALL, 0, 1))
+
+    def test_what_was_given_back_can_be_charged_after_all(self, desk):
+        """As a request that its engine refused, which no other pool took either."""
+        limits = KeyLimits(requests_per_minute=2, tokens_per_day=1000, concurrent_requests=1)
+        for _ in range(2):
+            taken = desk.take(limits, 300, 300)
+            desk.settle(taken, None)
+            desk.settle(replace(taken, costs=Amounts()), 0, 0)
+        found = desk.take(limits, 1000, 0)
+        assert found.why.limit.rule is Rule.REQUESTS
+        assert 1.9 < used_of(found)[Rule.REQUESTS] <= 2
+        assert (used_of(found)[Rule.TOKENS_DAY], used_of(found)[Rule.CONCURRENT]) == (0, 0)
 
     def test_nothing_is_given_back_beyond_what_is_there(self, desk):
         taken = desk.take(ALL, 600, 0)

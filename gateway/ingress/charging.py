@@ -7,6 +7,7 @@ is known to cost that: such a request runs when nothing else does.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from gateway.core.endings import reached
@@ -72,12 +73,17 @@ def _price_of(plan: Plan, prices: Prices, ask: Ask) -> Price:
     return prices.of(ask.route.requested, ask.route.pool) or FREE
 
 
-def give_back(limiter: Limiter, record: RequestRecord) -> None:
-    """Give back all that a request has taken: it did not run, and may be charged for another model."""
+def give_back(limiter: Limiter, record: RequestRecord) -> Taken | None:
+    """Give back all that a request has taken: it may be charged for another model.
+
+    Returns by what it can still be settled, if it is not: from there on it has taken nothing.
+    """
     taken = record.taken
-    if taken is not None:
-        record.taken = record.price = None
-        limiter.settle(taken, NOTHING)
+    if taken is None:
+        return None
+    record.taken = record.price = None
+    limiter.settle(taken, NOTHING)
+    return replace(taken, costs=NOTHING)
 
 
 def settle(limiter: Limiter, record: RequestRecord) -> None:

@@ -197,6 +197,7 @@ class Handler:
             raise error
         pool, catalog = settings.pools[asked.pool], self.catalogs.current(settings.pools)
         before = record.pool, record.adapter, record.demand, record.need, record.backend_id
+        taken = give_back(self.limiter, record)
         for route in stand_ins(cause, ask, pool, catalog):
             record.pool, record.adapter = route.pool, route.adapter
             record.fallback = Fallback(asked.pool, cause)
@@ -204,7 +205,6 @@ class Handler:
             sent = other.attempts_before = record.attempts
             down.gathering = down.trailed = None  # of what its own pool made of it (`keep_trail`)
             record.conversation = assign(other, down.revision)
-            give_back(self.limiter, record)
             try:
                 if not self.measuring.at_once(settings, record, other):
                     await self.measuring.counted(settings, record, other)
@@ -215,6 +215,8 @@ class Handler:
             except GatewayError as failed:
                 if down.begun or (record.attempts > sent and cause_of(failed) is None):
                     raise  # it may have been executed
+                given = give_back(self.limiter, record)
+                taken = given if given and record.attempts > sent else taken
                 if isinstance(failed, RateLimited | LimitsUnknown):
                     error = failed
             else:
@@ -225,7 +227,7 @@ class Handler:
                 let_go(other)
         record.pool, record.adapter, record.demand, record.need, record.backend_id = before
         record.fallback = None
-        give_back(self.limiter, record)
+        record.taken = taken if cause is Cause.CONTEXT else None  # an engine may have judged it
         raise error
 
     async def _forward(  # noqa: C901, PLR0915 - all attempts, in one piece

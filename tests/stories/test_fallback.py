@@ -415,9 +415,10 @@ async def test_only_a_pool_that_serves_the_endpoint_answers_in_place_of_another(
 # --- limits ---------------------------------------------------------------------------------------
 
 
-async def limited(world, **limits):
+async def limited(world, may_use="*", **limits):
     """Make a key with limits; return its headers."""
-    made = keys.create(world.path.parent / "keys.yaml", name="ci", limits=KeyLimits(**limits))
+    path, limits = world.path.parent / "keys.yaml", KeyLimits(**limits)
+    made = keys.create(path, name="ci", models=[may_use], limits=limits)
     assert (await reload(world.process)).done
     return {"authorization": f"Bearer {made.key}"}
 
@@ -434,17 +435,44 @@ async def test_a_prompt_that_goes_elsewhere_for_its_length_is_charged_too():
 
 
 @story
-async def test_a_prompt_that_the_last_engine_finds_too_long_is_charged_to_no_model():
+async def test_a_prompt_that_all_engines_find_too_long_is_one_request_and_takes_no_tokens():
     big, small = replace(BIG, max_model_len=64), replace(SMALL, max_model_len=64)
     pools = two("context: small") + "    fallback: {context: big}\n"
     async with gateway(big, small, pools=pools) as world:
-        ci = await limited(world, requests_per_minute=1)
+        ci = await limited(world, requests_per_minute=3, tokens_per_day=100_000)
         image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
         body = {"model": "big", "messages": [{"role": "user", "content": [image]}]}
         for _ in range(3):  # only an engine knows how long an image is
             reply = await world.http.post("/v1/chat/completions", json=body, headers=ci)
             assert reply.json()["error"]["code"] == "context_length_exceeded", reply.text
-        assert len(world.sims[1].received("/v1/chat/completions")) == 3
+        reply = await world.http.post("/v1/chat/completions", json=body, headers=ci)
+        assert reply.json()["error"]["code"] == "rate_limit_exceeded", reply.text
+        assert [len(each.received("/v1/chat/completions")) for each in world.sims] == [3, 3]
+        await world.settled()
+        told = (await world.http.get("/v1/key", headers=ci)).json()["standing"]
+        assert {each["rule"]: each["used"] for each in told}["tokens_per_day"] == 0
+
+
+@pytest.mark.parametrize("refused", ["by its key", "by its limit", "by its backend"])
+@story
+async def test_a_prompt_that_an_engine_found_too_long_is_a_request_where_no_other_pool_takes_it(
+    refused,
+):
+    """Else a key could send its engines any number of them."""
+    big = replace(BIG, max_model_len=64)
+    async with gateway(big, SMALL, pools=two("context: small")) as world:
+        if refused == "by its backend":
+            take_out(world, "small/b1")
+        may_use = "big" if refused == "by its key" else "*"
+        nothing = ("small", KeyLimits(input_tokens_per_minute=1))
+        of_models = (nothing,) if refused == "by its limit" else ()
+        ci = await limited(world, may_use, requests_per_minute=2, models=of_models)
+        image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+        body = {"model": "big", "messages": [{"role": "user", "content": [image]}]}
+        for _ in range(6):
+            reply = await world.http.post("/v1/chat/completions", json=body, headers=ci)
+        assert reply.json()["error"]["code"] == "rate_limit_exceeded", reply.text
+        assert len(world.sims[0].received("/v1/chat/completions")) == 2
 
 
 @story
