@@ -101,6 +101,8 @@ class Needs:
         if call.endpoint not in NO_OUTPUT:
             output = self.outputs.expect(call.model, caller.key_id, demand.max_new_tokens)
             if window_tokens is not None and output > window_tokens - prompt:
+                if not demand.exact:
+                    prompt = min(prompt, window_tokens - 1)  # cut, it leaves a token
                 output = min(output, max(window_tokens - prompt, 1))
         several = together or call.longest_ratio < 1.0
         return Need(

@@ -207,6 +207,18 @@ def test_an_engine_that_embeds_in_chunks_gets_prompts_that_are_longer_than_its_w
 
 
 @story
+async def test_a_prompt_that_the_engine_may_cut_goes_to_one_whose_cache_holds_one_window():
+    """So vLLM sizes the window by itself: 512 blocks of 16 tokens hold 8192."""
+    sim = SimConfig(model="m", speed=0, max_model_len=8192, num_blocks=512)
+    async with gateway(sim) as world:
+        (backend,) = world.process.table
+        await world.until(lambda: backend.room.capacity_tokens)
+        body = {"prompt": "word " * 9000, "truncate_prompt_tokens": 100, "max_tokens": 5}
+        await world.http.post("/v1/completions", json={"model": "m", **body})
+        assert len(world.sims[0].received("/v1/completions")) == 1  # it judges
+
+
+@story
 async def test_what_nobody_could_count_says_so_and_by_how_much_it_may_be_too_long():
     async with limited("pool", UNTOLD) as world:
         told = holds(await world.chat(LONG, max_tokens=5))

@@ -1646,6 +1646,14 @@ async def test_no_estimate_of_the_output_makes_a_sequence_larger_than_its_window
     assert full.output_tokens == 1
 
 
+@held
+async def test_no_estimate_of_a_prompt_makes_a_sequence_larger_than_its_window():
+    """An engine holds its window at least, so no estimate alone may refuse."""
+    guess = Demand(4096, exact=False)
+    need = house().gate.needs.of(call(text_bytes=40_000), guess, CALLER, 4096)
+    assert (need.prompt_tokens, need.output_tokens) == (4095, 1)
+
+
 @pytest.mark.parametrize(
     ("prompt", "demand", "tokens"),
     [
