@@ -57,7 +57,7 @@ class Tenant:
 
     def add(self, waiting: Waiting) -> None:
         """Queue a request."""
-        self.held.add(waiting.cost_tokens, 0)
+        self.held.add(waiting.cost_tokens, waiting.body_bytes)
         if self.next is None:
             self.next = waiting
         else:
@@ -65,7 +65,7 @@ class Tenant:
 
     def drop(self, waiting: Waiting) -> None:
         """Let a request go."""
-        self.held.drop(waiting.cost_tokens, 0)
+        self.held.drop(waiting.cost_tokens, waiting.body_bytes)
         if waiting is self.next:
             self.next = following = self.after(waiting)
             if following is None:
@@ -105,12 +105,14 @@ class Band:
 
     clock: int = 0
     owed: int = 0  # tokens given to higher bands; one in `_BAND_SHARE` of them is owed to this one
+    held: Held = field(default_factory=Held)
     tenants: dict[str, Tenant] = field(default_factory=dict)
     order: list[Tagged] = field(default_factory=list)  # of the next of each tenant, sorted
     idle: list[Tenant] = field(default_factory=list)  # in which the walk found nothing that can go
 
     def add(self, waiting: Waiting) -> None:
         """Queue a request."""
+        self.held.add(waiting.cost_tokens, waiting.body_bytes)
         tenant = self.tenants.get(waiting.tenant)
         if tenant is None:
             tenant = self.tenants[waiting.tenant] = Tenant(self.clock, waiting.number)
@@ -120,6 +122,7 @@ class Band:
 
     def drop(self, waiting: Waiting) -> None:
         """Let a request go, at no cost to its tenant."""
+        self.held.drop(waiting.cost_tokens, waiting.body_bytes)
         tenant = self.tenants[waiting.tenant]
         tenant.drop(waiting)
         del self.order[bisect_left(self.order, tenant.place)]

@@ -1,4 +1,8 @@
-"""How much may wait for one pool: in all, and of one tenant."""
+"""How much may wait for one pool: in all, and of one tenant.
+
+For each request counts what waits with its priority or a higher one: who goes later keeps nobody out. So each
+priority that keys have may add as much as the bounds say; `limits.bodies` bounds the bytes of all of them.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +43,12 @@ class Held:
         self.tokens -= tokens
         self.bytes -= size_bytes
 
+    def include(self, more: Held) -> None:
+        """Count in what waits elsewhere."""
+        self.requests += more.requests
+        self.tokens += more.tokens
+        self.bytes += more.bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -59,7 +69,7 @@ class Limits:
         return cls(queue.max_requests, queue.max_tokens, queue.max_bytes, share)
 
     def full(self, held: Held, own: Held, tokens: int, size_bytes: int) -> Full | None:
-        """Return the bound that one more request would break; `own` is what its tenant holds."""
+        """Return the bound that one more request would break; `held` and `own` are as `FairQueue.counted` tells."""
         ratio = self.tenant_ratio
         checks = (
             (Full.REQUESTS, held.requests + 1 > self.requests),

@@ -101,8 +101,19 @@ class FairQueue:
 
     def full(self, waiting: Waiting) -> Full | None:
         """Return the bound that a request would break if it was queued now; None: it may wait."""
-        own = self.tenants.get(waiting.tenant, Held())
-        return self.limits.full(self.held, own, waiting.cost_tokens, waiting.body_bytes)
+        held, own = self.counted(waiting.tenant, waiting.priority)
+        return self.limits.full(held, own, waiting.cost_tokens, waiting.body_bytes)
+
+    def counted(self, tenant: str, priority: int) -> tuple[Held, Held]:
+        """Return what waits with a priority or a higher one, of all and of a tenant: its bounds count that."""
+        held, own = Held(), Held()
+        for each, band in self._bands.items():
+            if each < priority:
+                break
+            held.include(band.held)
+            if tenant in band.tenants:
+                own.include(band.tenants[tenant].held)
+        return held, own
 
     def take(
         self, place: Place, shut: AbstractSet[Hashable] = frozenset()
@@ -185,15 +196,13 @@ class FairQueue:
         bands are owed and by what is yet to come; blind to what is blocked. Its position is one more
         than `requests`. Takes time by the tenants, and by the requests of its own that are before it.
         """
-        requests = tokens = 0.0
-        for priority, band in self._bands.items():
-            if priority > waiting.priority:
-                for tenant in band.tenants.values():
-                    requests += tenant.held.requests
-                    tokens += tenant.held.tokens
         band = self._bands.get(waiting.priority) or Band()
-        own_requests, own_tokens = band.ahead(waiting)
-        return Held(round(requests + own_requests), round(tokens + own_tokens))
+        requests, tokens = band.ahead(waiting)
+        for priority, higher in self._bands.items():
+            if priority > waiting.priority:
+                requests += higher.held.requests
+                tokens += higher.held.tokens
+        return Held(round(requests), round(tokens))
 
     def _walk(self, shut: AbstractSet[Hashable]) -> Iterator[Waiting]:
         """Go through a few requests of each band that is due, then through all, but for `shut` kinds."""

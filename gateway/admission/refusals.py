@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.admission.bounds import Full, Held
+from gateway.admission.bounds import Full
 from gateway.admission.queue import FairQueue
 from gateway.core.errors import (
     ContextLengthExceeded,
@@ -128,7 +128,8 @@ def queue_full(
     limits, own = queue.limits, full in _TENANTS_OWN
     if limits.requests == 0:
         return no_room(ask, why, retry_after_s)
-    held = queue.tenants.get(ask.caller.tenant, Held()) if own else queue.held
+    of_all, of_tenant = queue.counted(ask.caller.tenant, ask.caller.priority)
+    held = of_tenant if own else of_all
     ratio = limits.tenant_ratio if own else 1
     match full:
         case Full.REQUESTS | Full.TENANT_REQUESTS:

@@ -8,7 +8,10 @@ from gateway.config.units import Duration, DurationOrZero, Section, Size, Tokens
 
 
 class QueueConfig(Section):
-    """How many requests may wait for a backend, and how long. Tenants share the queue fairly."""
+    """How many requests may wait for a backend, and how long. Tenants share the queue fairly.
+
+    What waits with a lower priority does not count: each priority may add as much as the limits say.
+    """
 
     max_requests: int = setting(1024, "Most waiting requests; 0: requests never wait.", ge=0)
     max_tokens: Tokens = setting("4M", "Most waiting tokens (prompts plus expected outputs).")

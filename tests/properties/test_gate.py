@@ -16,6 +16,7 @@ from tests.gatehouse import CAPACITY, HeldLoop, House, passes, turns
 
 NAMES = ("b1", "b2", "b3")
 POOLS = ("m", "n")
+PRIORITIES = frozenset({0, 5})
 PASSES = 16  # after so many a request that waits may claim a backend
 
 places = st.integers(0, 30)
@@ -109,7 +110,7 @@ class AtTheGate(RuleBasedStateMachine):
     @initialize(config=configurations)
     def open(self, config):
         async def opened():
-            self.house = House(priorities=frozenset({0, 5}), **config)
+            self.house = House(priorities=PRIORITIES, **config)
             self.config = config
             self.look_up()
 
@@ -141,7 +142,7 @@ class AtTheGate(RuleBasedStateMachine):
     def reload(self, config):
         async def happen():
             self.reloads += 1
-            self.house.reload(frozenset({0, 5}), **config)
+            self.house.reload(PRIORITIES, **config)
             self.config = config
             self.look_up()
             await turns()
@@ -276,14 +277,19 @@ class AtTheGate(RuleBasedStateMachine):
             waiting = [each for each in self.guests if each.waits and each.pool == name]
             assert requests == len(waiting)
             assert tokens == sum(each.ask.need.tokens for each in waiting)
-            bounds = self.config[name]["queue"]
             before = self.held_over.get(name, NOTHING_QUEUED)
-            assert requests <= max(bounds["max_requests"], before.requests)
-            assert tokens <= max(bounds["max_tokens"], before.tokens)
-            if not before.requests:
-                for tenant in "abc":
-                    own = sum(each.ask.caller.tenant == tenant for each in waiting)
-                    assert own <= max(1, -(-bounds["max_requests"] * bounds["tenant_share"] // 1))
+            for priority in PRIORITIES:
+                alike = [each.ask for each in waiting if each.ask.caller.priority == priority]
+                self.is_within_bounds(alike, self.config[name]["queue"], before)
+
+    def is_within_bounds(self, alike, bounds, before):
+        """What waits with one priority is; there may be as much of each."""
+        assert len(alike) <= max(bounds["max_requests"], before.requests)
+        assert sum(each.need.tokens for each in alike) <= max(bounds["max_tokens"], before.tokens)
+        if not before.requests:
+            for tenant in "abc":
+                own = sum(each.caller.tenant == tenant for each in alike)
+                assert own <= max(1, -(-bounds["max_requests"] * bounds["tenant_share"] // 1))
 
     def who_is_done_ended_in_one_way(self):
         for guest in self.guests:

@@ -114,10 +114,11 @@ class Queue(RuleBasedStateMachine):
                 line.insert(len(before), item)
 
     def why_full(self, new):
-        own = [each.waiting for each in self.queued if each.waiting.tenant == new.tenant]
+        counted = [each.waiting for each in self.queued if each.waiting.priority >= new.priority]
+        own = [each for each in counted if each.tenant == new.tenant]
         share = self.limits.tenant_ratio
         for held, ratio, fulls in (
-            ([each.waiting for each in self.queued], 1, (Full.REQUESTS, Full.TOKENS, Full.BYTES)),
+            (counted, 1, (Full.REQUESTS, Full.TOKENS, Full.BYTES)),
             (own, share, (Full.TENANT_REQUESTS, Full.TENANT_TOKENS, Full.TENANT_BYTES)),
         ):
             requests, tokens, size = fulls

@@ -576,6 +576,38 @@ async def test_a_tenant_whose_share_is_full_gets_429_while_others_may_wait():
     assert calm.waits
 
 
+@held
+@pytest.mark.parametrize(
+    "queue", [{"max_requests": 4}, {"max_tokens": 4000}, {"max_bytes": "4KiB"}]
+)
+async def test_a_queue_that_is_full_of_a_lower_class_takes_one_of_the_highest(queue):
+    """Requests with a higher priority go first; they are not refused because others were there before."""
+    world = house(backends=[single(ONE, 1)], priorities=frozenset({0, 7}), queue=queue)
+    (inside,) = await world.guests(1, "low", tokens=1000)
+    await world.guests(2, "a", tokens=1000, body_bytes=1024)
+    await world.guests(2, "b", tokens=1000, body_bytes=1024)
+    (high,) = await world.guests(1, "high", tokens=1000, body_bytes=1024, priority=7)
+    assert high.refusal is None, high.refusal.message
+    inside.end()
+    await turns()
+    assert high.inside
+
+
+@held
+async def test_what_a_tenant_has_waiting_in_a_lower_class_does_not_refuse_its_own_of_the_highest():
+    """One company, with a key for batches and one for its users."""
+    world = house(
+        backends=[single(ONE, 1)], priorities=frozenset({0, 7}), queue={"max_requests": 8}
+    )
+    (inside,) = await world.guests(1, "company")
+    await world.guests(4, "company")  # batches: the tenant's share of the queue
+    (high,) = await world.guests(1, "company", priority=7)
+    assert high.refusal is None, high.refusal.message
+    inside.end()
+    await turns()
+    assert high.inside
+
+
 async def told(world, count, tenant, **asked):
     """Have so many come that are refused; return when each is to come again."""
     guests = await world.guests(count, tenant, tokens=100, **asked)

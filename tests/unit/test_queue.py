@@ -516,11 +516,32 @@ def test_every_tenant_may_hold_one_request():
     assert offer(waiting, request(size=1)) is None
 
 
-def test_the_share_of_a_tenant_counts_all_its_bands():
+def test_bounds_count_what_waits_with_the_same_or_a_higher_priority():
     waiting = queue(Limits(4, 1000, 1000))
     offered(waiting, 1, priority=0)
     offered(waiting, 2, priority=5)
-    assert offer(waiting, request(priority=9)) is Full.TENANT_REQUESTS
+    assert offer(waiting, request(priority=0)) is Full.TENANT_REQUESTS
+    offered(waiting, 3, priority=5)
+    assert offer(waiting, request(priority=5)) is Full.TENANT_REQUESTS
+    offered(waiting, 4, tenant="b", priority=0)
+    assert offer(waiting, request(tenant="c", priority=0)) is Full.REQUESTS
+    offered(waiting, 5, 6, tenant="b", priority=5)
+    assert offer(waiting, request(tenant="c", priority=5)) is Full.REQUESTS
+    assert waiting.counted("b", 5) == (Held(4, 400, 40), Held(2, 200, 20))
+    assert waiting.counted("b", 0) == (Held(6, 600, 60), Held(3, 300, 30))
+    assert waiting.counted("b", 9) == (Held(), Held())
+
+
+@pytest.mark.parametrize(
+    "limits", [Limits(9, 1000, 100_000), Limits(99, 800, 100_000), Limits(99, 100_000, 80)]
+)
+def test_each_priority_adds_no_more_than_the_bounds_however_many_come(limits):
+    waiting = queue(limits)
+    for priority in (0, 5, 9):
+        for number in range(200):
+            offer(waiting, request(tenant=str(number), priority=priority))
+    most = min(limits.requests, limits.tokens // 100, limits.bytes // 10)
+    assert waiting.held.requests == 3 * most
 
 
 def test_smaller_limits_evict_nothing_and_refuse_until_there_is_room():
