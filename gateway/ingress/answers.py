@@ -233,7 +233,7 @@ def as_told(error: GatewayError, down: Downstream, record: RequestRecord) -> Gat
     """Return a failure as its client is told it. One of which the client has nothing takes no tokens."""
     if isinstance(error, UpstreamError | Rejected) and down.trailed and down.trailed.awaits:
         error = StreamBroke("The stream broke off, and no other backend could go on with it.")
-    if isinstance(error, UpstreamError) and not down.started:
+    if isinstance(error, UpstreamError) and not down.answering:
         if isinstance(error, StreamBroke):
             error.outcome = Outcome.BACKEND_ERROR
         if error.outcome is Outcome.BACKEND_ERROR:  # of a time-out nobody knows what it took

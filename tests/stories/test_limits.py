@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from dataclasses import replace
 
 import httpx2
 import pytest
@@ -284,6 +285,22 @@ def test_what_failed_before_its_first_byte_takes_no_tokens(fault, stream):
             assert int(after.headers["x-ratelimit-remaining-input-tokens"]) > 900
 
     check()
+
+
+@story
+async def test_a_stream_that_failed_when_its_client_had_comments_only_takes_no_tokens():
+    reads_slowly = replace(SIM, speed=1.0, prefill_tokens_per_s=150.0)
+    limits, often = KeyLimits(input_tokens_per_minute=1000), "timeouts: {heartbeat: 500ms}"
+    async with limited(reads_slowly, limits=limits, extra=often) as (world, ci):
+        async with asyncio.TaskGroup() as group:
+            sent = group.create_task(world.chat("word " * 200, headers=ci, stream=True))
+            await world.until(lambda: any(each.bytes_out for each in world.process.ingress.live))
+            await world.sims[0].stop()
+        assert sent.result().text.startswith(": keep-alive")
+        assert '"error"' in sent.result().text
+        await world.settled()
+        (told,) = (await world.http.get("/v1/key", headers=ci)).json()["standing"]
+        assert (told["rule"], told["used"]) == ("input_tokens_per_minute", 0)
 
 
 @story
