@@ -96,6 +96,13 @@ def gpus_of(launch: LaunchConfig | None, remedies: Collection[Remedy]) -> tuple[
     return launch.gpus or (ALL_GPUS,)
 
 
+def overlap(gpus: Collection[int], others: Collection[int]) -> bool:
+    """Return whether two servers use the same GPU."""
+    if ALL_GPUS in gpus or ALL_GPUS in others:
+        return bool(gpus and others)
+    return not set(gpus).isdisjoint(others)
+
+
 @dataclass(frozen=True, slots=True)
 class Circumstances:
     """What is known besides the backends."""

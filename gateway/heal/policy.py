@@ -31,7 +31,7 @@ from typing import Final
 from gateway.config.supervision import SupervisionConfig
 from gateway.core.types import Phase
 from gateway.heal.decisions import GRAVITY, Cause, Decision, Restart, Sign, Suspend, Wait, Why
-from gateway.heal.members import ALL_GPUS, Circumstances, Member
+from gateway.heal.members import ALL_GPUS, Circumstances, Member, overlap
 from gateway.heal.record import History, Record
 from gateway.heal.states import Failed, Serving
 
@@ -275,8 +275,7 @@ class _Case:
     def other_start(self) -> str:
         """Return which other start uses its GPUs; empty where none does."""
         for gpu, backend_id in sorted(self.starts.items()):
-            meets = gpu in self.member.gpus or ALL_GPUS in (gpu, *self.member.gpus)
-            if self.member.gpus and meets and backend_id != self.id:
+            if overlap((gpu,), self.member.gpus) and backend_id != self.id:
                 where = "" if gpu == ALL_GPUS else f" on GPU {gpu}"
                 return f"until {backend_id} has started{where}"
         return ""

@@ -49,6 +49,7 @@ class Absent(_State):
     looked: bool = True  # False: nobody has looked yet
     served: bool = False  # and the gateway before this one hands it over as it is
     due: bool = False
+    told: str = ""  # what it waits for before the first look
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,8 +243,8 @@ def tending(state: State, *, launched: bool) -> Tending | None:  # noqa: C901 - 
     match state:
         case Absent(looked=False, served=True):
             return None
-        case Absent(looked=looked):
-            told = "waiting to be started" if looked else "looking for its process"
+        case Absent(looked=looked, told=told):
+            told = told or ("waiting to be started" if looked else "looking for its process")
             return Tending(Phase.STARTING, "restart", told) if launched else None
         case Starting(owes=owes, told=told, pending=pending):
             at, reason = state.ready_at, "pending" if pending else "restart"

@@ -78,12 +78,11 @@ class Supervised:
         config: BackendConfig,
         launcher: Launcher,
         shared: Shared,
-        *,
-        served: bool = False,  # until the first look its probes decide
+        state: Absent,  # as it is before the first look
     ) -> None:
         self.backend, self.pool, self.config, self.launcher = backend, pool, config, launcher
         self.pages = Pages(backend)
-        self.state: State = Absent(shared.clock.now(), None, looked=False, served=served)
+        self.state: State = state
         self.observed = Observed(backend, self.pages, launcher, shared.clock, shared.timing)
         self.signs: dict[Cause, Sign] = {}  # what calls for a planned restart of one that serves
         self.diagnosis: Diagnosis | None = None  # of its end or hang, until it is launched anew
@@ -95,7 +94,7 @@ class Supervised:
         self.order_at = 0.0  # not before: it could not be carried out just now
         self.suspended = False  # an operator has to clear it before it is restarted again
         self.decision: Wait | Suspend | None = None  # why nothing is done about what ails it
-        self.after: asyncio.Task[None] | None = None  # the end of the server that had its name
+        self.after: tuple[asyncio.Task[None], ...] = ()  # the ends of servers in its way
         self.tasks: list[asyncio.Task[None]] = []
         self._shared, self._timing = shared, shared.timing
         self._prepare = Preparation(backend, self.pages, shared.table, shared.clock, shared.events)
@@ -175,9 +174,8 @@ class Supervised:
             looking.cancel()
 
     async def _live(self, before: Sequence[asyncio.Task[None]]) -> None:
-        for last in (*before, self.after):
-            if last is not None and not last.done():
-                await asyncio.wait([last])
+        while left := [each for each in (*before, *self.after) if not each.done()]:
+            await asyncio.wait(left)
         await periodic(self._turn, every_s=self._pause_s, name=f"unit {self.id}", jitter_ratio=0.0)
 
     async def _turn(self) -> None:

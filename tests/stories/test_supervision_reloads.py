@@ -1,0 +1,142 @@
+"""Reloads that take launched servers away, put them back, or let others have their place."""
+
+import asyncio
+import contextlib
+import sys
+
+import pytest
+
+from gateway.core.events import EventKind
+from gateway.heal.fleet import launcher_of
+from tests.fakelaunch import Script
+from tests.stories.supervised import fleet, launched, machine, pool
+from tests.stories.support import frames, story
+
+SERVER = """
+import sys
+from gateway.sim.server import SimConfig, run
+print("INFO:     Application startup complete.", flush=True)
+run(SimConfig(model="m", port=int(sys.argv[1]), speed=1.0))
+"""
+
+# What vLLM says where another server has the memory of its GPU.
+TAKEN = """\
+(APIServer pid=7) INFO 11-21 10:09:36 [api_server.py:1896] vLLM API server version 0.10.2
+(EngineCore_0 pid=8) ERROR 11-21 10:09:55 [core.py:1] EngineCore failed to start.
+(EngineCore_0 pid=8) ERROR 11-21 10:09:55 [core.py:1] ValueError: Free memory on device (2.11/23.64 GiB) on startup is less than desired GPU memory utilization (0.9, 21.28 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.
+(APIServer pid=7) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+"""
+
+
+def backends(world):
+    """The backends of pool m in the settings, to be changed."""
+    return world.settings["pools"]["m"]["backends"]
+
+
+def on_two_gpus(on):
+    """Two servers that take real time for each token, each with a GPU of its own."""
+    on["m/b1"].speed = on["m/b2"].speed = 1.0
+    return launched(on["m/b1"], gpus=[0]), launched(on["m/b2"], gpus=[1])
+
+
+@contextlib.asynccontextmanager
+async def streams(world, count=4, tokens=120):
+    """Have streams run at m/b1 at least; at the end each has come to its good end."""
+    async with asyncio.TaskGroup() as group:
+        begun = [
+            group.create_task(world.chat(stream=True, max_tokens=tokens)) for _ in range(count)
+        ]
+        await world.until(lambda: world.backend().in_flight > 0)
+        yield
+    for each in begun:
+        assert frames(each.result().text)[-1] == "[DONE]"
+        assert "error" not in each.result().text
+
+
+# --- another server gets its place ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["another name", "another pool"])
+@story
+async def test_a_renamed_backend_is_started_once_its_old_server_has_left_the_port(how):
+    async with machine() as on:
+        slot = on["m/b1"]
+        command = [sys.executable, "-c", SERVER, str(slot.port)]
+        backend = {"name": "b1", "launch": {"command": command, "port": slot.port}}
+        several = {"drain": "20s", "max_restarts": 5}
+        async with fleet(
+            on, backend, make_launcher=launcher_of, wait=False, supervision=several
+        ) as world:
+            await world.serves()
+            async with streams(world, count=1, tokens=300):
+                pools = world.settings["pools"]
+                if how == "another name":
+                    backends(world)[0] = {**backend, "name": "c1"}
+                    new = "m/c1"
+                else:
+                    pools["k"] = pools.pop("m")
+                    new = "k/b1"
+                await world.reload()
+                await world.turns()
+                told = "waiting to start until the server of m/b1 has ended"
+                assert world.backend(new).health.detail == told
+            assert not world.told(EventKind.LAUNCH_FAILED)
+            assert not world.told(EventKind.SUSPENDED)
+            await world.serves(new)
+
+
+@story
+async def test_a_renamed_backend_gets_its_gpu_once_its_old_server_has_ended():
+    async with machine() as on:
+        async with fleet(on, *on_two_gpus(on)) as world:
+            beside = []
+            on["m/c1"].judge = lambda flags: beside.append(on["m/b1"].running) or Script()
+            async with streams(world):
+                backends(world)[0] = launched(on["m/c1"], gpus=[0])
+                await world.reload()
+            await world.serves("m/c1")
+            assert beside == [False]
+
+
+@story
+async def test_a_model_that_takes_the_gpu_of_another_in_one_reload_comes_up():
+    async with machine() as on:
+        pauses = {"backoff": "500ms", "max_backoff": "10s", "drain": "15s"}
+        async with fleet(on, *on_two_gpus(on), supervision=pauses) as world:
+            other = on["k/c1"]
+            other.judge = lambda flags: (
+                Script(exit_code=1, log=TAKEN) if on["m/b1"].running else Script()
+            )
+            async with streams(world, tokens=300):
+                del backends(world)[0]
+                world.settings["pools"]["k"] = pool(launched(other, gpus=[0]), supervision=pauses)
+                await world.reload()
+            await world.serves("k/c1")
+            assert len(other.starts) == 1
+            assert not world.told(EventKind.SUSPENDED)
+
+
+@story
+async def test_a_server_that_moves_to_the_gpu_of_one_that_leaves_waits_for_its_end():
+    async with machine() as on:
+        async with fleet(on, *on_two_gpus(on)) as world:
+            beside = []
+            on["m/b2"].judge = lambda flags: beside.append(on["m/b1"].running) or Script()
+            async with streams(world):
+                del backends(world)[0]
+                backends(world)[0]["launch"]["gpus"] = [0]
+                await world.reload()
+                assert (await world.order("restart", "m/b2", force=True)).json()["changed"]
+            await world.until(lambda: len(on["m/b2"].starts) == 2)
+            assert beside == [False]
+
+
+@story
+async def test_what_needs_nothing_of_a_server_that_leaves_starts_at_once():
+    async with machine() as on:
+        async with fleet(on, *on_two_gpus(on)) as world:
+            async with streams(world, tokens=300):
+                backends(world)[0] = launched(on["m/c1"], gpus=[2])
+                await world.reload()
+                await world.serves("m/c1")
+                assert on["m/b1"].running
