@@ -28,6 +28,7 @@ class Departure:
         self.unit = unit
         self.stops = stops
         self._shared = shared
+        self._begun = False
         before = [each.task for each in earlier if each.unit.id == unit.id]
         self.task: asyncio.Task[None] = start(self._run(before), name=f"let go {unit.id}")
 
@@ -38,8 +39,17 @@ class Departure:
         if self.stops:
             shared, unit = self._shared, self.unit
             await emptied(unit.backend, shared.table, shared.clock, unit.pool.supervision.drain)
-            await stop_server(unit, shared)
+        if self.stops:  # still: nobody took it back
+            self._begun = True
+            await stop_server(self.unit, self._shared)
         await closed(self.unit)
+
+    def take_back(self, config: BackendConfig) -> bool:
+        """Let the server run on, if it is the one that is configured again and is not being stopped yet."""
+        if not self.stops or self._begun or not same_server(self.unit.config, config):
+            return False
+        self.stops = False
+        return True
 
     def in_the_way_of(self, backend_id: str, pool: PoolConfig, config: BackendConfig) -> bool:
         """Whether a backend has to wait: the server has its name, its address, or a GPU that it needs."""

@@ -74,15 +74,17 @@ class Fleet:
         launcher = self.make(backend, config)
         if launcher is None:
             return None
+        leaving = [each for each in self.leaving.values() if each.unit.id == backend.id]
+        served = any(each.take_back(settings) for each in leaving)
         after: tuple[asyncio.Task[None], ...] = ()
         if former is not None and same_server(former.config, settings):
             after = former.after
-        else:
+        elif not served:
             after = self._in_the_way_of(backend, pool, settings)
         until = ", ".join(self.leaving[each].unit.id for each in after if each in self.leaving)
         told = f"waiting to start until the server of {until} has ended" if until else ""
-        now, served = self.shared.clock.now(), self.follows
-        state = Absent(now, None, looked=False, served=served, told=told)
+        served = served or self.follows
+        state = Absent(self.shared.clock.now(), None, looked=False, served=served, told=told)
         unit = Unit(backend, pool, settings, launcher, self.shared, state)
         unit.after = after
         return unit

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from gateway.core.events import EventKind
+from gateway.core.types import Phase
 from gateway.heal.fleet import launcher_of
 from tests.fakelaunch import Script
 from tests.stories.supervised import fleet, launched, machine, pool
@@ -51,6 +52,29 @@ async def streams(world, count=4, tokens=120):
     for each in begun:
         assert frames(each.result().text)[-1] == "[DONE]"
         assert "error" not in each.result().text
+
+
+@contextlib.asynccontextmanager
+async def clients(world, tokens, count=6):
+    """Have clients stream one answer after the other. Yields lists of the good and of the broken ones.
+
+    Such a stream cannot go on elsewhere: what its server does not finish is broken.
+    """
+    done, broken, over = [], [], asyncio.Event()
+
+    async def client():
+        while not over.is_set():
+            reply = await world.chat(stream=True, max_tokens=tokens, temperature=1.0, seed=7)
+            good = reply.status_code == 200 and "error" not in reply.text
+            good = good and frames(reply.text)[-1] == "[DONE]"
+            (done if good else broken).append(reply.text[-300:])
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(count):
+            group.create_task(client())
+        await world.until(lambda: world.backend().in_flight > 0)
+        yield done, broken
+        over.set()
 
 
 # --- another server gets its place ----------------------------------------------------------------
@@ -140,3 +164,84 @@ async def test_what_needs_nothing_of_a_server_that_leaves_starts_at_once():
                 await world.reload()
                 await world.serves("m/c1")
                 assert on["m/b1"].running
+
+
+# --- it is put back -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("without", ["it", "its launch"])
+@story
+async def test_a_backend_that_is_put_back_at_once_serves_on_and_breaks_no_stream(without):
+    async with machine() as on:
+        async with fleet(on, *on_two_gpus(on)) as world:
+            every = backends(world)
+            before = [*every]
+            async with clients(world, tokens=60) as (done, broken):
+                if without == "it":
+                    del every[0]
+                else:
+                    every[0] = {"name": "b1", "url": "http://127.0.0.1:1"}
+                await world.reload()
+                await world.turns()
+                every[:] = before  # a mistake that is taken back at once
+                await world.reload()
+                await world.until(lambda: world.phase() is Phase.READY)
+                await world.until(lambda: not world.process.supervisor.fleet.leaving)
+                already = len(done)
+                await world.until(lambda: len(done) >= already + 12)
+            assert not broken
+            assert len(on["m/b1"].starts) == 1
+            assert not on["m/b1"].stops
+
+
+@story
+async def test_a_backend_that_is_put_back_and_removed_again_finishes_what_it_carries():
+    async with machine() as on:
+        async with fleet(on, *on_two_gpus(on)) as world:
+            async with streams(world, tokens=200):
+                gone = backends(world).pop(0)
+                await world.reload()
+                backends(world).insert(0, gone)
+                await world.reload()
+                await world.turns()
+                backends(world).pop(0)
+                await world.reload()
+                await world.turns()
+                assert on["m/b1"].running
+            await world.until(lambda: not on["m/b1"].running)
+
+
+@story
+async def test_a_backend_that_is_put_back_as_its_server_stops_is_started_again():
+    async with machine() as on:
+        async with fleet(on, *on_two_gpus(on)) as world:
+            slot, stopped = world.slot(), asyncio.Event()
+            slot.lasts = stopped
+            gone = backends(world).pop(0)
+            await world.reload()
+            await world.until(lambda: slot.stops)
+            backends(world).insert(0, gone)
+            await world.reload()
+            await world.turns()
+            assert len(slot.starts) == 1
+            stopped.set()
+            await world.until(lambda: len(slot.starts) == 2)
+            await world.serves()
+
+
+@story
+async def test_another_port_that_is_taken_back_while_the_old_server_finishes_stops_nothing():
+    async with machine() as on:
+        async with fleet(on, *on_two_gpus(on)) as world:
+            launch = backends(world)[0]["launch"]
+            before = launch["port"]
+            async with streams(world):
+                launch["port"] = on["x/free"].port
+                await world.reload()
+                await world.turns()
+                launch["port"] = before
+                await world.reload()
+                await world.serves()
+            await world.until(lambda: not world.process.supervisor.fleet.leaving)
+            assert on["m/b1"].running
+            assert len(on["m/b1"].starts) == 1
