@@ -8,15 +8,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable
+from typing import Final
 
 from gateway.config.models import BackendConfig, PoolConfig
 from gateway.core.aio import start
 from gateway.core.events import EventKind
+from gateway.core.types import Phase
 from gateway.heal.emptied import emptied
 from gateway.heal.members import gpus_of, overlap
 from gateway.heal.supervised import Shared
 from gateway.heal.unit import Unit
 from gateway.launch.launcher import LaunchError
+from gateway.pools.facts import Tending
+
+LEAVES: Final = Tending(
+    Phase.DRAINING,
+    "draining",
+    "the server that was launched here finishes its requests, then it is stopped",
+)
 
 
 class Departure:

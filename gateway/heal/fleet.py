@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from gateway.config.models import BackendConfig, Config, PoolConfig
 from gateway.config.supervision import OnExit
 from gateway.heal.decisions import CHANGED, Cause
-from gateway.heal.departure import Departure, closed, same_server, stop_server
+from gateway.heal.departure import LEAVES, Departure, closed, same_server, stop_server
 from gateway.heal.states import Absent
 from gateway.heal.supervised import Shared
 from gateway.heal.unit import Unit
@@ -56,8 +56,7 @@ class Fleet:
             if unit is not None:
                 self.units[backend.id] = unit
         for each in gone:
-            if each.unit.id not in self.units:
-                self.shared.table.tend(each.unit.id, None)
+            self._show(each)
 
     def stand_by(self) -> None:
         """Let another gateway or worker supervise: until the first look here, probes alone decide."""
@@ -127,8 +126,25 @@ class Fleet:
             stops = False
         departure = Departure(unit, self.shared, stops=stops, earlier=self.leaving.values())
         self.leaving[departure.task] = departure
-        departure.task.add_done_callback(self.leaving.pop)
+        departure.task.add_done_callback(self._gone)
         return departure
+
+    def _show(self, departure: Departure) -> None:
+        """Keep new requests from a server that is to be stopped, where its address is still configured.
+
+        Where nobody supervises that address any more, probes decide.
+        """
+        table, unit = self.shared.table, departure.unit
+        if departure.stops and table.get(unit.id) is unit.backend:
+            table.tend(unit.id, LEAVES)
+        elif unit.id not in self.units:
+            table.tend(unit.id, None)
+
+    def _gone(self, task: asyncio.Task[None]) -> None:
+        """Forget a departure; from now on probes decide about an address that nobody supervises."""
+        departure = self.leaving.pop(task)
+        if departure.stops and departure.unit.id not in self.units:
+            self.shared.table.tend(departure.unit.id, None)
 
     async def hand_over(self, heir: Process) -> None:
         """Put another gateway in charge of all that runs; nothing of it is stopped here any more."""

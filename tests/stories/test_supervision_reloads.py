@@ -10,7 +10,7 @@ from gateway.core.events import EventKind
 from gateway.core.types import Phase
 from gateway.heal.fleet import launcher_of
 from tests.fakelaunch import Script
-from tests.stories.supervised import fleet, launched, machine, pool
+from tests.stories.supervised import fleet, launched, machine, managed, pool
 from tests.stories.support import frames, story
 
 SERVER = """
@@ -169,7 +169,7 @@ async def test_what_needs_nothing_of_a_server_that_leaves_starts_at_once():
 # --- it is put back -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("without", ["it", "its launch"])
+@pytest.mark.parametrize("without", ["it", "its launch", "its launch, at its address"])
 @story
 async def test_a_backend_that_is_put_back_at_once_serves_on_and_breaks_no_stream(without):
     async with machine() as on:
@@ -180,7 +180,8 @@ async def test_a_backend_that_is_put_back_at_once_serves_on_and_breaks_no_stream
                 if without == "it":
                     del every[0]
                 else:
-                    every[0] = {"name": "b1", "url": "http://127.0.0.1:1"}
+                    port = world.slot().port if "address" in without else 1
+                    every[0] = {"name": "b1", "url": f"http://127.0.0.1:{port}"}
                 await world.reload()
                 await world.turns()
                 every[:] = before  # a mistake that is taken back at once
@@ -245,3 +246,29 @@ async def test_another_port_that_is_taken_back_while_the_old_server_finishes_sto
             await world.until(lambda: not world.process.supervisor.fleet.leaving)
             assert on["m/b1"].running
             assert len(on["m/b1"].starts) == 1
+
+
+# --- its address stays ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("becomes", ["a plain url", "a unit of systemd"])
+@story
+async def test_a_server_that_others_start_from_now_on_gets_no_request_that_its_stop_would_cut(
+    becomes,
+):
+    async with machine() as on:
+        async with fleet(on, *on_two_gpus(on), supervision={"drain": "2s"}) as world:
+            async with clients(world, tokens=30) as (done, broken):  # 0.5 s each
+                await world.until(lambda: len(done) > 12)
+                plain = {"name": "b1", "url": f"http://127.0.0.1:{world.slot().port}"}
+                backends(world)[0] = plain if becomes == "a plain url" else managed(world.slot())
+                await world.reload()
+                assert world.phase() is Phase.DRAINING
+                before, carried = world.slot().received, world.backend().in_flight
+                await world.until(lambda: not world.slot().running)
+                assert world.slot().received <= before + carried  # some were on their way
+            assert not broken
+            if becomes == "a plain url":
+                await world.until(lambda: world.phase() is Phase.DOWN)
+                await world.slot().begin()
+            await world.serves("m/b1")
