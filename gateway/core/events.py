@@ -28,6 +28,7 @@ class EventKind(Enum):
     ADAPTER = "adapter"  # an adapter was loaded
     ADAPTER_FAILED = "adapter_failed"
     STOPPED = "stopped"
+    LEFT_BEHIND = "left_behind"  # a launched server runs on, and nobody is to stop it
     QUARANTINED = "quarantined"  # a request is refused that was present as two backends died
     CANARY = "canary"  # what was found of a revision on trial
     MOVED = "moved"  # streams went on elsewhere, as it is drained

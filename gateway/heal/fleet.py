@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from gateway.config.models import BackendConfig, Config, PoolConfig
 from gateway.config.supervision import OnExit
+from gateway.core.events import EventKind
 from gateway.heal.decisions import CHANGED, Cause
 from gateway.heal.departure import LEAVES, Departure, closed, same_server, stop_server
 from gateway.heal.states import Absent
 from gateway.heal.supervised import Shared
 from gateway.heal.unit import Unit
 from gateway.launch.launcher import Launcher
+from gateway.launch.leftbehind import left_behind
 from gateway.launch.make import make
 from gateway.launch.proc import Process
 from gateway.launch.process import ProcessLauncher
+from gateway.launch.record import file_name
 from gateway.pools.table import Backend
 
 Maker = Callable[[Backend, Config], Launcher | None]
@@ -57,6 +61,16 @@ class Fleet:
                 self.units[backend.id] = unit
         for each in gone:
             self._show(each)
+
+    def take_charge(self, state: Path) -> None:
+        """Supervise from now on. Tell of launched servers that nobody stops, by the state folder."""
+        self.follows = False
+        every = (*self.units.values(), *(each.unit for each in self.leaving.values()))
+        launched = (each.backend for each in every if each.config.launch is not None)
+        cared_for = {file_name(each.pool, each.name) for each in launched}
+        for left in left_behind(state / "run", cared_for):
+            events, clock = self.shared.events, self.shared.clock
+            events.note(clock, EventKind.LEFT_BEHIND, left.backend_id, "left_behind", str(left))
 
     def stand_by(self) -> None:
         """Let another gateway or worker supervise: until the first look here, probes alone decide."""

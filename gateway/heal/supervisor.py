@@ -155,7 +155,8 @@ class Supervisor:
         Cancel: restarts under way are left where they are, and nothing is stopped; see `close`. It may
         be run again, and goes on from there.
         """
-        self.in_charge, self.fleet.follows = True, False
+        self.in_charge = True
+        self.fleet.take_charge(self._config.state)
         self._drop_overrides()  # the configuration may have changed while no gateway ran
         try:
             async with asyncio.TaskGroup() as group:
@@ -175,8 +176,7 @@ class Supervisor:
         self._agree()
         for unit in self.units.values():
             unit.judge(self._peers(unit))
-        now = circumstances.now
-        members = [self._member(backend, now) for backend in self.table]
+        members = [self._member(backend, circumstances.now) for backend in self.table]
         policies = {name: pool.supervision for name, pool in self._config.pools.items()}
         self.history, decisions = decide(members, self.history, policies, circumstances)
         decided: Mapping[str, Decision] = {each.backend_id: each for each in decisions}

@@ -23,6 +23,7 @@ _BAD_NEWS: Final = frozenset(
         EventKind.START_FAILED,
         EventKind.LAUNCH_FAILED,
         EventKind.SUSPENDED,
+        EventKind.LEFT_BEHIND,
         EventKind.ADAPTER_FAILED,
         EventKind.UPGRADE_FAILED,
     }

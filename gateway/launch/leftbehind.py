@@ -1,0 +1,52 @@
+"""Launched servers that nobody stops: a gateway that was to do so was killed, and no backend is configured for them.
+
+Their records tell of them. Only a process that surely is the one of its record is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.launch import proc
+from gateway.launch.launcher import LaunchError
+from gateway.launch.members import MARK_BACKEND
+from gateway.launch.record import load
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """One such server."""
+
+    backend_id: str
+    pid: int
+
+    def __str__(self) -> str:
+        return (
+            f"it is not configured any more, but its server still runs as process {self.pid} and keeps its port"
+            f" and GPU memory: the gateway that was to stop it did not live to do so. Run `kill {self.pid}`, or"
+            " put the backend back into the settings file"
+        )
+
+
+def left_behind(folder: Path, cared_for: Collection[str]) -> Iterator[LeftBehind]:
+    """Yield the servers that nobody stops, from the records in a folder.
+
+    `cared_for` has the file names, without `.json`, of the records that a backend here has. What another
+    gateway that lives is in charge of is left to it.
+    """
+    for path in sorted(folder.glob("*.json")):
+        if path.stem in cared_for:
+            continue
+        try:
+            record = load(path)
+        except LaunchError:
+            continue
+        if record is not None and record.runs and (record.is_ours or not record.gateway_lives):
+            yield LeftBehind(_backend_id(record.pid) or path.stem, record.pid)
+
+
+def _backend_id(pid: int) -> str:
+    """Return the backend that a server was started for, as its environment says; empty: that is lost."""
+    return proc.variables(pid).get(MARK_BACKEND, "").rpartition("#")[2]
