@@ -107,7 +107,7 @@ class Supervisor:
         """Take over a configuration, after the pool table has.
 
         Who is in charge forgets, where another way to start a server is configured, what is known of
-        the old one's failures: a suspension, and what remedies changed.
+        the old one's failures: a suspension, and what remedies changed. What went has not failed.
         """
         before = {each.id: _ways(each) for each in self.units.values()}
         self._config = config
@@ -117,6 +117,8 @@ class Supervisor:
         for unit in self.units.values():
             if before.get(unit.id, _ways(unit)) != _ways(unit):
                 self.clear(unit.id)
+        for gone in before.keys() - self.units.keys():
+            self.history = self.history.clear(gone)
         self._follow_intent()
         self._drop_overrides()
 

@@ -272,3 +272,26 @@ async def test_a_server_that_others_start_from_now_on_gets_no_request_that_its_s
                 await world.until(lambda: world.phase() is Phase.DOWN)
                 await world.slot().begin()
             await world.serves("m/b1")
+
+
+# --- it comes and goes ----------------------------------------------------------------------------
+
+
+@story
+async def test_a_backend_that_is_removed_and_put_back_many_times_has_not_failed():
+    async with machine() as on:
+        slot = on["m/b1"]
+        limited = {"max_restarts": 3}
+        both = launched(slot), launched(on["m/b2"])
+        async with fleet(on, *both, supervision=limited) as world:
+            for number in range(2, 7):
+                gone = backends(world).pop(0)
+                await world.reload()
+                await world.until(lambda: not world.process.supervisor.fleet.leaving)
+                assert not slot.running
+                backends(world).insert(0, gone)
+                await world.reload()
+                await world.until(lambda n=number: len(slot.starts) >= n or world.unit().suspended)
+                assert not world.told(EventKind.SUSPENDED)
+                await world.serves()
+                assert world.process.supervisor.history.of("m/b1").in_a_row <= 1
