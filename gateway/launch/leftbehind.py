@@ -24,9 +24,9 @@ class LeftBehind:
 
     def __str__(self) -> str:
         return (
-            f"it is not configured any more, but its server still runs as process {self.pid} and keeps its port"
-            f" and GPU memory: the gateway that was to stop it did not live to do so. Run `kill {self.pid}`, or"
-            " put the backend back into the settings file"
+            f"no `launch` is configured for it any more, but its server still runs as process {self.pid}, with its"
+            " port and GPU memory: the gateway that was to stop it did not live to do so. Run"
+            f" `kill {self.pid}`, or put its `launch` back into the settings file"
         )
 
 
