@@ -3,7 +3,7 @@
 seen      leads to
 Absent    Absent, wherever it was; what we launch is due to be started
 Pending   Starting: its service manager is at work on it, and is left to finish
-Running   another incarnation than known: Starting
+Running   another incarnation than known: Starting, and `fresh`: what probes found is of the one before
 Ended     Failed, to be examined
 """
 
@@ -121,16 +121,16 @@ def _running(state: State, seen: Seen, now: float) -> State:
             return Starting(now, seen.incarnation, owes=False)
         case Starting(incarnation=None, before=before):
             another = seen.incarnation is not None and seen.incarnation != before
-            after = replace(state, incarnation=seen.incarnation)
+            after = replace(state, incarnation=seen.incarnation, fresh=True)
             return _at_work(after, "", now) if another else state
         case Suspended(lives=lives) if not lives or state.incarnation != seen.incarnation:
             return replace(state, incarnation=seen.incarnation, lives=True)
         case Suspended():
             return state
         case Failed(lives=False) | Absent():
-            return Starting(now, seen.incarnation)
+            return Starting(now, seen.incarnation, fresh=True)
         case _ if state.incarnation != seen.incarnation:
-            return Starting(now, seen.incarnation, before=state.incarnation)
+            return Starting(now, seen.incarnation, before=state.incarnation, fresh=True)
         case Starting(pending=pending) if pending:
             return _at_work(state, "", now)
         case _:

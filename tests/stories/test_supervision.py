@@ -18,7 +18,7 @@ from gateway.core.types import ModelsSeen, Phase, ServedModel
 from gateway.heal.decisions import Cause
 from gateway.heal.fleet import launcher_of
 from gateway.heal.observed import Timing
-from gateway.heal.states import Starting
+from gateway.heal.states import Failed, Proving, Starting
 from gateway.launch.launcher import Obstacle
 from tests import loopback
 from tests.fakelaunch import Script
@@ -803,6 +803,38 @@ async def test_a_server_that_its_service_manager_restarts_is_left_to_it():
             await world.serves()
             assert slot.starts == []
             assert not world.told(EventKind.SUSPENDED)
+
+
+@pytest.mark.parametrize("seen", ["at once", "ended", "pending"])
+@story
+async def test_what_its_service_manager_starts_again_while_it_is_proven_is_left_to_start(seen):
+    """That the process before answered `/health` does not say that the new one does: it loads its model."""
+    async with machine() as on:
+        slot = on["m/b1"]
+        for name in ("m/b1", "m/b2"):
+            await on[name].begin()
+        # A failed health check or two do not say that it is down: another process does.
+        seldom = {"interval": "2s", "scrape_interval": "50ms", "models_interval": "50ms"}
+        timing = Timing(every_s=0.02, first_token_s=0.3, last_words_s=0.2)
+        backends = managed(slot), managed(on["m/b2"])
+        async with fleet(on, *backends, timing=timing, extra={"health": seldom}) as world:
+            slot.plan(Script(faults=("frozen",)), Script(listens=asyncio.Event()))
+            await slot.end()
+            await slot.restart_itself()  # it answers, and gives no token
+            await world.until(lambda: isinstance(world.unit().state, Proving))
+            if seen == "pending":
+                slot.pending = True
+            await slot.end()
+            if seen == "ended":
+                await world.until(lambda: isinstance(world.unit().state, Failed))
+            elif seen == "pending":
+                await world.until(lambda: world.backend().reason == "pending")
+            await slot.restart_itself()
+            again = slot.number
+            await world.until(lambda: isinstance(world.unit().state, Starting))
+            await world.turns(60)
+            assert isinstance(world.unit().state, Starting)
+            assert (slot.number, slot.starts) == (again, [])
 
 
 @story

@@ -61,6 +61,15 @@ def test_what_runs_as_before_changes_nothing_and_another_incarnation_starts(stat
     assert (after.incarnation, after.ours, after.owes) == ("two", False, True)
 
 
+@pytest.mark.parametrize(
+    "state", [*LIVING, HUNG, AWAITED, EVERY[0], EVERY[7]], ids=lambda each: type(each).__name__
+)
+@pytest.mark.parametrize("pending", [False, True])
+def test_what_probes_found_of_another_incarnation_is_forgotten(state, pending):
+    before = look(state, Runs.PENDING) if pending else state
+    assert look(before, Runs.RUNNING, "two").fresh
+
+
 @pytest.mark.parametrize("state", LIVING, ids=lambda each: type(each).__name__)
 def test_what_ends_has_failed_and_is_to_be_examined(state):
     after = look(state, Runs.ENDED, exit_code=1)
