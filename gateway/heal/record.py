@@ -2,7 +2,8 @@
 
 A new incarnation that nobody here launched counts like a restart of ours: another replica or a
 service manager made it, so a replica that takes over knows of the crash loop it finds. Scheduled
-restarts do not count, and after a failure they wait for ten well minutes.
+restarts do not count. After a failure they wait for ten well minutes, and so they do when one could
+not be carried out.
 
     first failure after ten well minutes   at once
     the n-th one in a row                  `backoff` x 2^(n-2) after it was seen, at most `max_backoff`
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gateway.config.supervision import SupervisionConfig
-from gateway.heal.decisions import Outcome, Restart
+from gateway.heal.decisions import Cause, Outcome, Restart
 from gateway.heal.members import Member
 from gateway.launch.launcher import Incarnation
 
@@ -114,12 +115,14 @@ class Record:
                 before = replace(tried, times=tried.times - 1, again_at=now, counted=False)
                 record = replace(self, tried=self._tried(before))
                 return record.uncounted() if tried.counted else record
-            case Outcome.FAILED:
-                return replace(self, tried=self._tried(replace(tried, again_at=now)))
-            case Outcome.NOT_NOW:
-                again = replace(tried, again_at=now, counted=False)
+            case Outcome.FAILED | Outcome.NOT_NOW:
+                passes = outcome is Outcome.NOT_NOW
+                again = replace(tried, again_at=now, counted=tried.counted and not passes)
                 record = replace(self, tried=self._tried(again))
-                return replace(record, restarts=record.restarts[:-1]) if tried.counted else record
+                if order.cause is Cause.SCHEDULED:  # it did not count, and has to wait all the same
+                    return replace(record, in_a_row=record.in_a_row + 1)
+                uncounted = tried.counted and passes
+                return replace(record, restarts=record.restarts[:-1]) if uncounted else record
             case Outcome.ANOTHERS:
                 again = replace(tried, again_at=now + _ANOTHERS_S)
                 return replace(self, tried=self._tried(again))

@@ -48,6 +48,23 @@ async def test_an_operators_restart_stays_due_while_its_launcher_is_away_for_now
         assert len(slot.starts) == 1
 
 
+@pytest.mark.parametrize("obstacle", [Obstacle.TRANSIENT, Obstacle.CANNOT_HELP])
+@story
+async def test_a_scheduled_restart_that_cannot_be_carried_out_does_not_drain_it_again_and_again(
+    obstacle,
+):
+    async with machine() as on:
+        often = {"supervision": {"restart_every": "1s", "backoff": "20ms"}}
+        async with fleet(on, *await both(on), **often) as world:
+            slot = world.slot()
+            slot.obstacle, slot.refuses = obstacle, ["systemd is away"] * 1000
+            await world.until(lambda: world.told(EventKind.LAUNCH_FAILED, "m/b1"))
+            await world.serves("m/b1")
+            await world.turns(50)
+            assert len(world.told(EventKind.LAUNCH_FAILED, "m/b1")) == 1
+            assert world.phase() is Phase.READY
+
+
 class Claimless(MemoryStore):
     """A store that is away when a restart is claimed, so many times."""
 

@@ -816,6 +816,24 @@ def test_scheduled_restarts_do_not_count_as_failures():
     assert (record.restarts, record.in_a_row) == ((), 0)
 
 
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.NOT_NOW])
+def test_a_scheduled_restart_that_could_not_be_carried_out_waits_for_ten_well_minutes(outcome):
+    ward = Ward(SupervisionConfig(restart_every="100s"), p=2)
+    order = ward.see(a={"age_s": 100.0})["p/a"]
+    for attempt in (2, 3):
+        ward.see(a=restarts(order))
+        ward.came_to(outcome, order)
+        since = ward.now
+        found = ward.see(a=well())["p/a"]
+        while isinstance(found, Wait):
+            assert found.why is Why.BACKOFF
+            found = ward.see(10.0)["p/a"]
+        assert (found.cause, found.attempt) == (Cause.SCHEDULED, attempt)
+        assert 600 <= ward.now - since <= 620
+        assert ward.history.of("p/a").restarts == ()
+        order = found
+
+
 @pytest.mark.parametrize(
     ("window", "minute", "opens_in"),
     [
