@@ -21,6 +21,7 @@ log = logging.getLogger("gateway.supervisor")
 # An engine's death is told once for each request that it carried, with a traceback of some 3 KiB:
 # this holds more than a thousand, and is read within a second or so, by a thread.
 _LOG_BYTES: Final = 4 * 1024 * 1024
+_SAYS_NOTHING: Final = frozenset({Kind.UNKNOWN, Kind.HEALTHY})  # of why it ended
 _UNTOLD: Final = "its log does not say why"
 
 
@@ -35,11 +36,9 @@ class Finding:
     def hopeless(self) -> bool:
         """Whether starting it again as it is will fail again."""
         found = self.diagnosis
-        return (
-            found is not None
-            and found.restart_helps is False
-            and found.confidence is Confidence.HIGH
-        )
+        if found is None or found.kind in _SAYS_NOTHING:
+            return False
+        return found.restart_helps is False and found.confidence is Confidence.HIGH
 
 
 @dataclass(slots=True)
@@ -112,7 +111,7 @@ def explained(diagnosis: Diagnosis | None) -> str:
 
 def cause_of(diagnosis: Diagnosis) -> str:
     """Return the cause and what helps best; empty where the log does not tell."""
-    if diagnosis.kind in (Kind.UNKNOWN, Kind.HEALTHY):
+    if diagnosis.kind in _SAYS_NOTHING:
         return ""
     return f"{diagnosis.cause}{_helps(diagnosis)}"
 

@@ -13,11 +13,11 @@ from gateway.core.types import Phase
 from gateway.heal.decisions import Why
 from gateway.heal.fleet import launcher_of
 from gateway.heal.observed import Timing
-from gateway.heal.states import Failed, Serving, Starting, Suspect
+from gateway.heal.states import Failed, Proving, Serving, Starting, Suspect
 from gateway.launch.launcher import Obstacle
 from tests import loopback
 from tests.fakelaunch import Script
-from tests.stories.supervised import fleet, launched, machine, managed, pool
+from tests.stories.supervised import FAST, fleet, launched, machine, managed, pool
 from tests.stories.support import story
 from tests.stories.test_supervision_signs import Forward
 
@@ -295,6 +295,35 @@ async def test_a_start_that_a_restart_cannot_help_is_tried_once_more_and_nobody_
             assert (await world.chat(max_tokens=1)).status_code == 503
             told = [each for each in world.process.table.transitions if each.after is Phase.DOWN]
             assert told[0].reason == "start_failed"  # nobody waited for the second try either
+
+
+WELL = """\
+(APIServer pid=7) INFO 11-21 10:09:36 [api_server.py:1896] vLLM API server version 0.10.2
+(EngineCore_0 pid=8) INFO 11-21 10:09:50 [gpu.py:1] Model loading took 7.3 GiB and 4.1 seconds
+(APIServer pid=7) INFO 11-21 10:10:01 [launcher.py:36] Route: /health, Methods: GET
+INFO:     Started server process [7]
+INFO:     Waiting for application startup.
+INFO:     Application startup complete.
+"""
+
+
+@pytest.mark.parametrize("exit_code", [0, 1, -15])
+@story
+async def test_a_start_whose_end_its_log_does_not_explain_gets_all_its_restarts(exit_code):
+    async with machine() as on:
+        slot = on["m/b1"]
+        few = {"wait": False, "timing": FAST, "supervision": {"max_restarts": 3}}
+        slot.judge = lambda flags: Script(faults=("frozen",))  # its first token never comes
+        async with fleet(on, launched(slot), **few) as world:
+            for count in range(1, 5):
+                await world.until(
+                    lambda n=count: (
+                        len(slot.starts) == n and isinstance(world.unit().state, Proving)
+                    )
+                )
+                await slot.die(exit_code, log=WELL)
+            await world.until(lambda: world.unit().suspended)
+            assert "3 restarts within" in world.backend().health.detail
 
 
 @story
