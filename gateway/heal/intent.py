@@ -5,16 +5,20 @@
     holds       automatic restarts of a pool, or of all, wait
 
     <state>/intent.json    {"drained": {"pool/b1": {"at": ..., "why": ...}}, "suspended": {...},
-                            "holds": {"pool": {"until": ..., "why": ...}}}
+                            "holds": {"pool": {"until": ..., "why": ...}},
+                            "undrained": ["pool/b2"], "cleared": []}  what the store was not told yet
 
 What is said here counts here at once and outlives this process. A mark is a hold in the shared store
 too, so other replicas do the same; what is said here wins over the store until the store has it, and
 what the store then says wins. Without the store every replica keeps what it knows. What the file has
-and the store does not is told to it, unless another replica lifted it while no gateway ran here.
+and the store does not is told to it, unless another replica lifted it while no gateway ran here. A mark
+that was taken off here stays so for the next gateway, which tells the store if this one could not.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -30,6 +34,7 @@ from gateway.store.shared import LIFTED, SharedStore, StoreUnavailable
 
 FILE: Final = "intent.json"
 _ALL: Final = ""  # the pool that stands for all
+_LAST_S: Final = 2.0  # for what the store is told at the end
 
 
 class Mark(Enum):
@@ -59,10 +64,16 @@ class Kept(msgspec.Struct):
     drained: dict[str, Note] = {}
     suspended: dict[str, Note] = {}
     holds: dict[str, Hold] = {}
+    undrained: set[str] = set()
+    cleared: set[str] = set()
 
     def of(self, mark: Mark) -> dict[str, Note]:
         """Return the backends that have a mark."""
         return self.suspended if mark is Mark.SUSPENDED else self.drained
+
+    def without(self, mark: Mark) -> set[str]:
+        """Return the backends that a mark was taken off, which the store was not told yet."""
+        return self.cleared if mark is Mark.SUSPENDED else self.undrained
 
 
 _FORMAT: Final = msgspec.json.Decoder(Kept)
@@ -89,6 +100,7 @@ class Intent:
         self._kept = read_state(self.folder / FILE, _FORMAT) or Kept()
         for mark in Mark:
             self._of_file |= {(mark, each) for each in self._kept.of(mark)}
+            self._unsaid |= {(mark, each): False for each in self._kept.without(mark)}
         self._unsaid |= dict.fromkeys(self._of_file, True)
 
     def has(self, mark: Mark, backend_id: str) -> bool:
@@ -108,6 +120,11 @@ class Intent:
     def say(self, mark: Mark, backend_id: str, *, on: bool, why: str = "") -> None:
         """Give a mark to a backend, or take it off; the store has it after the next `tell`."""
         if on or self.has(mark, backend_id):
+            without = self._kept.without(mark)
+            if on:
+                without.discard(backend_id)
+            else:
+                without.add(backend_id)
             self._set(mark, backend_id, on=on, why=why)
         self._unsaid[mark, backend_id] = on
         self._of_file.discard((mark, backend_id))
@@ -129,6 +146,15 @@ class Intent:
                 return
             if self._unsaid[marked] is on:  # nothing else was said meanwhile
                 del self._unsaid[marked]
+                if backend_id in (without := self._kept.without(mark)):
+                    without.remove(backend_id)
+                    self._write()
+
+    async def close(self) -> None:
+        """Tell the store a last time what it does not have; not for long, as the next gateway tells it too."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_S):
+                await self.tell()
 
     def changes(
         self, holds: Mapping[str | None, float], backend_ids: Mapping[Mark, Collection[str]]

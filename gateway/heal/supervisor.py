@@ -342,6 +342,8 @@ class Supervisor:
         if self._closed:
             return
         self._closed = True
+        if self.in_charge and self._restored:
+            await self.intent.close()
         await self.fleet.close(stop=self.in_charge)
         await self._leases.release()
 

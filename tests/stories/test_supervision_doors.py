@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from gateway.core.aio import SystemClock
 from gateway.core.events import EventKind
 from gateway.core.types import Phase
 from gateway.heal.decisions import Why
@@ -15,6 +16,7 @@ from gateway.heal.fleet import launcher_of
 from gateway.heal.observed import Timing
 from gateway.heal.states import Failed, Proving, Serving, Starting, Suspect
 from gateway.launch.launcher import Obstacle
+from gateway.store.memory import MemoryStore
 from tests import loopback
 from tests.fakelaunch import Script
 from tests.stories.supervised import FAST, fleet, launched, machine, managed, pool
@@ -254,6 +256,29 @@ async def test_drains_and_holds_outlive_the_gateway(tmp_path):
             await world.until(lambda: world.phase() is Phase.READY)
         async with fleet(on, *told, folder=tmp_path, wait=False) as world:
             await world.serves("m/b1")
+
+
+@story
+async def test_what_was_put_back_just_before_its_gateway_ends_serves_at_all_others_and_at_the_next(
+    tmp_path,
+):
+    async with machine() as on:
+        store = MemoryStore(SystemClock())
+        for name in ("m/b1", "m/b2"):
+            await on[name].begin()
+        managed_ones = managed(on["m/b1"]), managed(on["m/b2"])
+        async with fleet(on, *managed_ones, store=store) as other:
+            rarely = Timing()  # a turn a second: it ends before the next one
+            here = {"store": store, "folder": tmp_path, "timing": rarely}
+            async with fleet(on, *managed_ones, **here) as one:
+                assert (await one.order("drain")).json()["changed"]
+                await other.until(lambda: other.phase() is Phase.DRAINING)
+                assert (await one.order("undrain")).json()["changed"]
+            await other.until(lambda: other.phase() is Phase.READY)
+            async with fleet(on, *managed_ones, **here, wait=False) as one:
+                await one.serves("m/b2")
+                await one.turns(2)
+                assert one.phase() is Phase.READY
 
 
 @story

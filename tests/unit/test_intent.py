@@ -173,6 +173,56 @@ async def test_a_mark_that_was_lifted_while_its_replica_was_away_is_not_told_aga
 
 
 @replicas
+async def test_a_mark_that_the_store_did_not_hear_was_taken_off_stays_so_for_the_next_gateway(
+    store, one, other
+):
+    one.say(D, "m/a", on=True)
+    one.say(S, "m/b", on=True)
+    await one.turn()
+    await other.turn()
+    store.lost = True
+    one.say(D, "m/a", on=False)
+    one.say(S, "m/b", on=False)
+    await one.turn()
+    heir = Replica(store, one.intent.folder)
+    assert await heir.turn() == []  # the store still has both, and does not hear of it here either
+    store.lost = False
+    await heir.intent.restore(await store.holds())
+    assert await heir.turn() == []
+    assert heir.here == set()
+    assert set(await other.turn()) == {(D, "m/a", False), (S, "m/b", False)}
+    other.say(D, "m/a", on=True)
+    await other.turn()
+    again = Replica(store, one.intent.folder)  # which has nothing left to tell
+    assert await again.turn() == [(D, "m/a", True)]
+
+
+@replicas
+async def test_what_is_given_a_mark_again_was_not_taken_off(store, one, other):
+    for on in (True, False, True):
+        one.say(D, "m/a", on=on)
+    assert Replica(store, one.intent.folder).here == {(D, "m/a")}
+    await Replica(store, one.intent.folder).turn()
+    assert await other.turn() == []
+
+
+@replicas
+async def test_a_store_that_hangs_keeps_no_gateway_from_its_end(store, one, other):
+    async def hangs(scope):
+        await asyncio.Event().wait()
+
+    one.say(D, "m/a", on=True)
+    await one.turn()
+    store.lift = hangs
+    one.say(D, "m/a", on=False)
+    async with asyncio.timeout(10):
+        await one.intent.close()
+    del store.lift
+    await Replica(store, one.intent.folder).turn()
+    assert (await store.holds())["m/a#drained"] == LIFTED
+
+
+@replicas
 async def test_marks_go_by_the_names_that_all_replicas_use(store, one, other):
     one.intent.named = other.intent.named = lambda backend_id: f"{backend_id}@here"
     one.say(D, "m/a", on=True)
@@ -208,7 +258,8 @@ def test_what_was_said_is_known_to_the_next_gateway_and_told_to_its_store(tmp_pa
     assert not again.has(D, "m/a")
     asyncio.run(again.restore({}))
     asyncio.run(again.tell())
-    assert set(asyncio.run(again.store.holds())) == {"m/a", "m/b#drained"}
+    holds = asyncio.run(again.store.holds())
+    assert {scope for scope, end in holds.items() if end != LIFTED} == {"m/a", "m/b#drained"}
     assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
 
 
