@@ -94,6 +94,7 @@ class Intent:
     _kept: Kept = field(default_factory=Kept)
     _unsaid: dict[tuple[Mark, str], bool] = field(default_factory=dict)
     _of_file: set[tuple[Mark, str]] = field(default_factory=set)  # and nobody said since the start
+    _held: set[str] = field(default_factory=set)  # the pools of holds since the store answered last
     _read: Mapping[str | None, float] | None = None
 
     def __post_init__(self) -> None:
@@ -168,6 +169,7 @@ class Intent:
         if holds is self._read:
             return
         self._read = holds
+        self._drop_lifted(holds)
         every = {(mark, each) for mark, ids in backend_ids.items() for each in ids}
         ends = {marked: holds.get(self._scope(*marked)) for marked in every}
         found = {marked for marked, end in ends.items() if end not in (None, LIFTED)}
@@ -203,6 +205,15 @@ class Intent:
                 del self._unsaid[marked]  # so that `changes` takes it off
         self._of_file.clear()
 
+    def _drop_lifted(self, holds: Mapping[str | None, float]) -> None:
+        """Forget the holds that another replica lifted; not those that were set after it answered so."""
+        of = self._kept.holds.keys() - self._held
+        self._held.clear()
+        if lifted := {pool for pool in of if holds.get(pool or None) == LIFTED}:
+            for pool in lifted:
+                del self._kept.holds[pool]
+            self._write()
+
     async def hold(self, pool: str | None, for_s: float | None, why: str) -> None:
         """Stop automatic restarts of a pool, or (None) of all, for a time or (None) for good.
 
@@ -212,6 +223,7 @@ class Intent:
         await self.store.hold(pool, for_s)
         until = None if for_s is None else self.clock.wall() + for_s
         self._kept.holds[pool or _ALL] = Hold(until, why)
+        self._held.add(pool or _ALL)
         self._write()
 
     async def lift(self, pool: str | None) -> None:

@@ -223,6 +223,36 @@ async def test_a_store_that_hangs_keeps_no_gateway_from_its_end(store, one, othe
 
 
 @replicas
+async def test_a_hold_that_another_replica_lifted_does_not_come_back_with_the_next_gateway(
+    store, one, other
+):
+    await one.intent.hold(None, None, "new disks")
+    await one.turn()
+    await other.intent.lift(None)
+    before = await store.holds()
+    await one.intent.hold("m", None, "")
+    await one.turn()
+    assert set(one.intent.holds) == {"m"}
+    store.forget()  # that it was lifted is told for 30 days
+    await Replica(store, one.intent.folder).intent.restore(await store.holds())
+    assert set(await store.holds()) == {"m"}
+    one.take({**before, "m": LIFTED})
+    assert set(one.intent.holds) == set()
+
+
+@replicas
+async def test_a_hold_that_was_set_as_the_store_answered_stays(store, one, other):
+    await one.intent.hold("m", None, "")
+    await other.intent.lift("m")
+    answer = await store.holds()  # on its way, while
+    await one.intent.hold("m", None, "new disks")
+    one.take(answer)
+    assert set(one.intent.holds) == {"m"}
+    await one.turn()
+    assert set(one.intent.holds) == {"m"}
+
+
+@replicas
 async def test_marks_go_by_the_names_that_all_replicas_use(store, one, other):
     one.intent.named = other.intent.named = lambda backend_id: f"{backend_id}@here"
     one.say(D, "m/a", on=True)
