@@ -12,8 +12,8 @@ from gateway.config.supervision import OnExit
 from gateway.core.events import EventKind
 from gateway.heal.decisions import CHANGED, Cause
 from gateway.heal.departure import LEAVES, Departure, closed, same_server, stop_server
+from gateway.heal.shared import Shared
 from gateway.heal.states import Absent
-from gateway.heal.supervised import Shared
 from gateway.heal.unit import Unit
 from gateway.launch.launcher import Launcher
 from gateway.launch.leftbehind import left_behind

@@ -6,19 +6,17 @@ What it does by itself in each state, step by step, is in `heal.unit`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from gateway.config.models import BackendConfig, PoolConfig
-from gateway.core.aio import Clock, periodic
-from gateway.core.events import EventKind, Events
+from gateway.core.aio import periodic
+from gateway.core.events import EventKind
 from gateway.core.types import SERVING
-from gateway.heal.autopsy import Autopsy
-from gateway.heal.decisions import Cause, Outcome, Restart, Sign, Suspend, Wait
-from gateway.heal.names import Names
-from gateway.heal.observed import Observed, Timing
-from gateway.heal.overrides import Overrides
+from gateway.heal.decisions import Cause, Restart, Sign, Suspend, Wait
+from gateway.heal.observed import Observed
 from gateway.heal.preparation import Preparation
+from gateway.heal.shared import Shared
 from gateway.heal.startup import StartWatch
 from gateway.heal.states import (
     FAILED_TESTS,
@@ -40,29 +38,11 @@ from gateway.heal.states import (
     tending,
     under_way,
 )
-from gateway.heal.usual import UsualTimes
 from gateway.launch.launcher import Changes, Incarnation, Launcher
-from gateway.pools.table import Backend, PoolTable
-from gateway.store.shared import SharedStore
+from gateway.pools.table import Backend
 from gateway.vllmlog.diagnosis import Diagnosis
 from gateway.watch.adapters import held_by
 from gateway.watch.fetch import Pages
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """What all units use."""
-
-    table: PoolTable
-    clock: Clock
-    store: SharedStore
-    events: Events
-    overrides: Overrides
-    usual: UsualTimes
-    autopsy: Autopsy
-    timing: Timing
-    names: Names
-    came_to: Callable[[Outcome, Restart], None]  # told of orders that came to no start
 
 
 class Supervised:
@@ -92,6 +72,7 @@ class Supervised:
         self.ordered: Sign | None = None  # an operator's restart that has not begun
         self.carried_out: Sign | None = None  # the one that was begun last
         self.order_at = 0.0  # not before: it could not be carried out just now
+        self.order_elsewhere = False  # another gateway may carry it out until then
         self.suspended = False  # an operator has to clear it before it is restarted again
         self.decision: Wait | Suspend | None = None  # why nothing is done about what ails it
         self.after: tuple[asyncio.Task[None], ...] = ()  # the ends of servers in its way
@@ -148,6 +129,10 @@ class Supervised:
             if isinstance(self.state, Serving):
                 self._watch_processes(self.state.incarnation)
 
+    def found_in_service(self) -> None:
+        """Let its probes decide until the first look: another gateway hands it over as it is."""
+        self._to(Absent(self._now(), None, looked=False, served=True))
+
     def rest(self) -> None:
         """Do nothing more: the group it lived in has ended. `live` goes on from the state as it is."""
         self._look_no_more()
@@ -193,6 +178,8 @@ class Supervised:
     def _to(self, state: State) -> None:
         """Go over to a state: the only place that writes it."""
         before, self.state = self.state, checked(self.state, state)
+        if self.order_elsewhere and state.incarnation != before.incarnation:
+            self.ordered, self.order_elsewhere = None, False  # it did
         if isinstance(before, Serving) and isinstance(state, Suspect | Failed):
             self.bad_at = self._now()
             if self.backend.models:  # the last list of the server that goes
@@ -284,6 +271,7 @@ class Supervised:
     def order(self, sign: Sign) -> None:
         """Have an operator's restart due at once; it clears a suspension."""
         self.ordered, self.order_at, self.suspended = sign, 0.0, False
+        self.order_elsewhere = False
 
     def waits(self, decision: Wait | Suspend | None) -> None:
         """Take note of why nothing is done about it, and of when it will serve if time alone ends that."""
@@ -295,12 +283,18 @@ class Supervised:
         if ready_at != state.ready_at:
             self._to(replace(state, ready_at=ready_at))
 
-    def _stays_ordered(self, attempt: int) -> None:
-        """Have an operator's order due again after a pause: it could not be carried out just now."""
+    def _stays_ordered(self, attempt: int, *, elsewhere: bool) -> None:
+        """Have an operator's order due again after a pause: it could not be carried out just now.
+
+        `elsewhere`: another gateway claimed it. It has the time to stop the server, and if another one
+        is seen by then, the order is carried out.
+        """
         if self.ordered is None and self.carried_out is not None:
             config, doublings = self.pool.supervision, min(attempt - 1, 64)
             pause_s = min(config.backoff * 2.0**doublings, config.max_backoff)
+            pause_s += config.stop_grace if elsewhere else 0.0
             self.ordered, self.order_at = self.carried_out, self._now() + pause_s
+            self.order_elsewhere = elsewhere
 
     def suspend(self, sign: Sign, told: str) -> None:
         """Leave it alone until an operator clears it; one that serves, or gives a token, serves all the same."""

@@ -32,8 +32,8 @@ from gateway.heal.observed import Timing
 from gateway.heal.overrides import Overrides
 from gateway.heal.policy import decide
 from gateway.heal.record import History
+from gateway.heal.shared import Shared
 from gateway.heal.states import Suspended
-from gateway.heal.supervised import Shared
 from gateway.heal.unit import Unit
 from gateway.heal.usual import UsualTimes
 from gateway.launch.proc import Process

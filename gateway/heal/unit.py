@@ -47,15 +47,12 @@ from gateway.watch.adapters import held_by
 
 _POLL_S: Final = 0.1
 _TEST_EVERY_S: Final = 30.0  # of one that is suspended and lives
+_CLAIMED: Final = "another gateway began this restart, or this one in an earlier life"
 _FOUND_S: Final = 5.0  # one that was found running answers by then, or it is starting
 
 
 class Unit(Supervised):
     """One supervised backend, and what it does in each state. See the module."""
-
-    def found_in_service(self) -> None:
-        """Let its probes decide until the first look: another gateway hands it over as it is."""
-        self._to(Absent(self._now(), None, looked=False, served=True))
 
     async def _turn(self) -> None:
         if not isinstance(self.state, Draining | Replacing):
@@ -174,7 +171,8 @@ class Unit(Supervised):
             self._give_up(state, Outcome.GIVEN_UP, stays_ordered=True)
             return
         if not claimed:
-            self._give_up(state, Outcome.ANOTHERS)
+            self._tell(EventKind.LAUNCH_FAILED, order.cause.value, _CLAIMED)
+            self._give_up(state, Outcome.ANOTHERS, stays_ordered=True)
             return
         self._to(replace(state, claimed=True))
         served_s = 0.0
@@ -212,14 +210,14 @@ class Unit(Supervised):
         why = f"it could not be started: {error}"
         ended = state.incarnation if seen is None else seen.incarnation
         if not hopeless:
-            self._stays_ordered(state.order.attempt)
+            self._stays_ordered(state.order.attempt, elsewhere=False)
         failed = Failed(self._now(), ended, sign=Sign(Cause.START_FAILED, why), told=why, owed=True)
         self._to(replace(failed, hopeless=hopeless))
 
     def _give_up(self, state: Replacing, outcome: Outcome, *, stays_ordered: bool = False) -> None:
         """Be again what it was; evidence has to be found anew."""
         if stays_ordered:
-            self._stays_ordered(state.order.attempt)
+            self._stays_ordered(state.order.attempt, elsewhere=outcome is Outcome.ANOTHERS)
         self._shared.came_to(outcome, state.order)
         before = state.before
         self._to(replace(before, failures=0) if isinstance(before, Suspect) else before)

@@ -91,6 +91,48 @@ async def test_an_operators_restart_stays_due_while_the_store_is_away():
 
 
 @story
+async def test_an_operators_restart_stays_due_that_the_gateway_before_claimed_and_could_not_carry_out():
+    async with machine() as on:
+        store, slot = MemoryStore(SystemClock()), on["m/b1"]
+        backends = await both(on)
+        rarely = {"store": store, "supervision": {"backoff": "10m", "max_backoff": "10m"}}
+        async with fleet(on, *backends, **rarely) as one:
+            slot.obstacle, slot.refuses = Obstacle.TRANSIENT, ["systemd is away"]
+            assert (await one.order("restart")).json()["changed"]
+            await one.until(lambda: one.told(EventKind.LAUNCH_FAILED))
+        soon = {"store": store, "supervision": {"stop_grace": "100ms"}}
+        async with fleet(on, *backends, **soon) as another:
+            assert (await another.order("restart")).json()["changed"]
+            await another.until(lambda: slot.starts)
+            await another.serves()
+            (told,) = another.told(EventKind.LAUNCH_FAILED)
+            assert "began this restart" in told.detail
+            await another.turns(20)
+            assert len(slot.starts) == 1
+
+
+@story
+async def test_a_restart_that_is_ordered_at_two_gateways_is_carried_out_by_one():
+    async with machine() as on:
+        store, slot, backends = MemoryStore(SystemClock()), on["m/b1"], await both(on)
+        async with (
+            fleet(on, *backends, store=store) as one,
+            fleet(on, *backends, store=store) as other,
+        ):
+            slot.lasts = asyncio.Event()
+            assert (await one.order("restart")).json()["changed"]
+            await one.until(lambda: slot.stops)
+            assert (await other.order("restart")).json()["changed"]
+            await other.until(lambda: other.told(EventKind.LAUNCH_FAILED))
+            assert other.unit().under_way  # until it is seen that the other one did it
+            slot.lasts.set()
+            await one.until(lambda: slot.starts)
+            await other.serves()
+            assert not other.unit().under_way
+            assert (len(slot.starts), other.unit().ordered) == (1, None)
+
+
+@story
 async def test_a_restart_whose_incarnation_shows_later_counts_once():
     async with machine() as on, fleet(on, *await both(on)) as world:
         slot = world.slot()

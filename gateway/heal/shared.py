@@ -1,0 +1,33 @@
+"""What all units of one supervisor use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.core.aio import Clock
+from gateway.core.events import Events
+from gateway.heal.autopsy import Autopsy
+from gateway.heal.decisions import Outcome, Restart
+from gateway.heal.names import Names
+from gateway.heal.observed import Timing
+from gateway.heal.overrides import Overrides
+from gateway.heal.usual import UsualTimes
+from gateway.pools.table import PoolTable
+from gateway.store.shared import SharedStore
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all units use."""
+
+    table: PoolTable
+    clock: Clock
+    store: SharedStore
+    events: Events
+    overrides: Overrides
+    usual: UsualTimes
+    autopsy: Autopsy
+    timing: Timing
+    names: Names
+    came_to: Callable[[Outcome, Restart], None]  # told of orders that came to no start
