@@ -50,7 +50,7 @@ class Touched:
     changes: bool  # False: it is so already
     requests: int  # in flight on the backend
     oldest_s: float | None  # age of the oldest of them
-    last: bool  # no other backend of the pool serves
+    last: bool  # no other backend of the pool serves, but for those that are about to be restarted
     sentence: str
 
 
@@ -167,11 +167,10 @@ class Orders:
                 "not_supervised", _not_supervised(backend.id, "this gateway cannot restart it")
             )
         serves = backend.phase in SERVING
-        others = any(
-            each.phase in SERVING
-            for each in self.table.backends(backend.pool)
-            if each is not backend
-        )
+        units = self.supervisor.units.values()
+        going = {backend.id, *(unit.id for unit in units if unit.ordered is not None)}
+        pool = self.table.backends(backend.pool)
+        others = any(each.phase in SERVING for each in pool if each.id not in going)
         changes, state = self._state(backend, verb, serves=serves, force=force)
         last = verb is not Verb.UNDRAIN and serves and not others
         if last and changes and not force:

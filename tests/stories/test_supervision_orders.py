@@ -16,6 +16,7 @@ from gateway.core.events import EventKind
 from gateway.core.types import Phase
 from gateway.heal.decisions import Why
 from gateway.heal.intent import Mark
+from gateway.heal.observed import Timing
 from gateway.heal.supervisor import Supervisor
 from gateway.launch import proc
 from gateway.pools.table import PoolTable
@@ -112,6 +113,18 @@ async def test_the_last_backend_that_serves_is_not_taken_out_without_force():
         assert world.phase() is Phase.READY
         assert (await world.order("drain", force=True)).json()["changed"]
         assert world.phase() is Phase.DRAINING
+
+
+@story
+async def test_one_whose_restart_is_ordered_and_not_begun_is_no_other_that_serves():
+    async with machine() as on, fleet(on, *two(on), timing=Timing()) as world:  # a turn a second
+        assert (await world.order("restart", "m/b1")).json()["changed"]
+        assert world.phase("m/b1") is Phase.READY
+        refused = await world.order("restart", "m/b2")
+        assert (refused.status_code, refused.json()["code"]) == (409, "last_backend")
+        assert (await world.order("restart", "m/b2", dry_run=True)).json()["last"]
+        await world.until(lambda: on["m/b1"].starts)
+        assert world.phase("m/b2") is Phase.READY
 
 
 @story
