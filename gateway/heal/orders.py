@@ -255,13 +255,13 @@ def take_up(
 ) -> None:
     """Have these restarts due, which operators ordered of the gateway before; `tried` has `begun` of it.
 
-    What it claimed is taken by nobody again, so the next try is another one.
+    What it claimed is taken by nobody again, so the next try is another one, whoever ordered it.
     """
     units, now = supervisor.units, supervisor.clock.now()
+    for backend_id in tried.keys() & units.keys():
+        record = supervisor.history.of(backend_id).after_orders(*tried[backend_id], now)
+        supervisor.history = supervisor.history.after(backend_id, record)
     for backend_id in restarts.keys() & units.keys():
-        if backend_id in tried:
-            record = supervisor.history.of(backend_id).after_orders(*tried[backend_id], now)
-            supervisor.history = supervisor.history.after(backend_id, record)
         units[backend_id].order(Sign(Cause.OPERATOR, restarts[backend_id]))
 
 

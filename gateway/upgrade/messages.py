@@ -44,7 +44,8 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
 class Go(msgspec.Struct, frozen=True, tag=True):
     """Read the state folder, and serve. These backends serve, and those of them show metrics.
 
-    `restarts` are ordered by operators and not carried out, with why. `tried`: how often they were begun.
+    `restarts` are ordered by operators and not carried out, with why. `tried`: how often restarts of what
+    runs were begun, whoever ordered them.
     `finishing` are the processes before the old one that still finish requests: pid, and when it started.
     """
 

@@ -113,8 +113,7 @@ class Replacement:
             serving = [each for each in self._process.table if each.phase in SERVING]
             measured = [each.id for each in serving if each.sample is not None]
             supervisor = self._process.supervisor
-            restarts = unfinished(supervisor.units.values())
-            tried = {of: tries for of, tries in begun(supervisor).items() if of in restarts}
+            restarts, tried = unfinished(supervisor.units.values()), begun(supervisor)
             finishing = [each for each in self._process.finishing if proc.runs(*each)]
             successor.go(Go([each.id for each in serving], measured, restarts, tried, finishing))
             missing = await successor.ready(_READY_S)

@@ -12,11 +12,13 @@ from gateway.core.events import EventKind
 from gateway.core.types import Phase
 from gateway.heal.decisions import Cause
 from gateway.heal.fleet import launcher_of
+from gateway.heal.observed import Timing
 from gateway.heal.orders import begun, take_up, unfinished
 from gateway.launch.launcher import LaunchError, Obstacle
 from gateway.ops.upgrading import UpgradeFailed
 from gateway.store.memory import MemoryStore
 from gateway.store.shared import StoreUnavailable
+from gateway.upgrade import messages
 from tests.stories.supervised import fleet, launched, machine, managed
 from tests.stories.support import story
 
@@ -203,7 +205,8 @@ import os, socket
 from gateway.upgrade import messages
 channel = socket.socket(fileno=messages.inherits(os.environ[messages.VARIABLE]).channel)
 channel.send(messages.encode(messages.Loaded(os.getpid(), "9.9")))
-channel.recv(messages.MOST_BYTES)  # what is done to backends has paused
+told = channel.recv(messages.MOST_BYTES)  # what is done to backends has paused
+open(__file__ + ".told", "wb").write(told)
 """
 
 
@@ -222,6 +225,8 @@ async def test_a_restart_goes_on_after_an_upgrade_that_failed_while_its_server_w
         await world.until(lambda: slot.stops)
         with pytest.raises(UpgradeFailed, match="before it could serve"):
             await world.process.upgrades.ask()
+        told = messages.decode((tmp_path / "vllm-gateway.told").read_bytes())
+        assert told.tried == {"m/b1": ("m/b1#1", 1)}  # though systemd goes on with it by itself
         slot.lasts.set()
         await world.until(lambda: len(slot.starts) == 1)
         await world.serves()
@@ -254,6 +259,28 @@ async def test_a_restart_that_was_claimed_is_carried_out_by_the_next_process_too
             await world.serves()
             await world.turns(20)
             assert len(slot.starts) == 1
+
+
+@story
+async def test_what_was_being_restarted_as_it_hung_is_restarted_by_the_next_process_at_once():
+    async with machine() as on:
+        slot, store = on["m/b1"], MemoryStore(SystemClock())
+        told = [launched(each, on_exit="leave") for each in (slot, on["m/b2"])]
+        timing = Timing(0.02, token_s=0.4, last_words_s=0.1)
+        tested = {"store": store, "timing": timing, "supervision": {"canary": "200ms"}}
+        async with fleet(on, *told, **tested) as world:
+            slot.lasts = asyncio.Event()  # it does not end when it is told to
+            slot.sim.inject("frozen")
+            await world.until(lambda: slot.stops)
+            supervisor = world.process.supervisor
+            left, tried = unfinished(supervisor.units.values()), begun(supervisor)
+            assert (left, [*tried]) == ({}, ["m/b1"])
+        slot.lasts, before = None, len(slot.starts)
+        async with fleet(on, *told, wait=False, **tested) as world:
+            take_up(world.process.supervisor, left, tried)
+            await world.until(lambda: len(slot.starts) > before)
+            await world.serves()
+            assert [each.label for each in world.told(EventKind.RESTART)] == [Cause.FROZEN.value]
 
 
 @story
