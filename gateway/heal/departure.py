@@ -16,7 +16,7 @@ from gateway.core.events import EventKind
 from gateway.core.types import Phase
 from gateway.heal.emptied import emptied
 from gateway.heal.members import gpus_of, overlap
-from gateway.heal.supervised import Shared
+from gateway.heal.shared import Shared
 from gateway.heal.unit import Unit
 from gateway.launch.launcher import LaunchError
 from gateway.pools.facts import Tending

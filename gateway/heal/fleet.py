@@ -10,7 +10,6 @@ from pathlib import Path
 from gateway.config.models import BackendConfig, Config, PoolConfig
 from gateway.config.supervision import OnExit
 from gateway.core.events import EventKind
-from gateway.heal.decisions import CHANGED, Cause
 from gateway.heal.departure import LEAVES, Departure, closed, same_server, stop_server
 from gateway.heal.shared import Shared
 from gateway.heal.states import Absent
@@ -55,7 +54,7 @@ class Fleet:
         for backend in self.shared.table:
             if (unit := kept.get(backend.id)) is None:
                 unit = self._new(backend, config, before.get(backend.id))
-            elif unit.signs.get(Cause.OPERATOR) is CHANGED:
+            elif unit.outdated:
                 unit.after = self._in_the_way_of(backend, unit.pool, unit.config)
             if unit is not None:
                 self.units[backend.id] = unit
@@ -120,8 +119,6 @@ class Fleet:
             launcher = self.make(backend, config)
             assert launcher is not None  # it has `launch`
             unit.launcher = unit.observed.launcher = launcher
-            if not same_server(settings, unit.config):
-                unit.signs[Cause.OPERATOR] = CHANGED
         unit.pool, unit.config = pool, settings
         if unit.observed.watch is not None:
             unit.observed.watch.patience = pool.supervision.patience

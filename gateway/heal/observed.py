@@ -9,7 +9,6 @@ from typing import Final
 
 from gateway.core.aio import Clock
 from gateway.core.types import Phase, RequestRecord
-from gateway.heal.decisions import CHANGED, Cause, Sign
 from gateway.heal.judges import Judges
 from gateway.heal.startup import StartWatch
 from gateway.launch import proc
@@ -45,6 +44,7 @@ class Observed:
     ) -> None:
         self.backend, self.launcher = backend, launcher
         self.seen: Seen | None = None  # None: its launcher cannot tell
+        self._seen_by = launcher  # its settings may have been others
         self.trouble = ""  # why it cannot, or what it last failed to do
         self.incarnation: Incarnation | None = None  # the last one that ran, and
         self.since: float | None = None  # when it was first seen
@@ -63,11 +63,10 @@ class Observed:
         return self.seen is None and not self.trouble
 
     @property
-    def outdated(self) -> dict[Cause, Sign]:
-        """That it runs with other `launch` settings than those that are configured, if it does."""
-        seen = self.seen
-        outdated = seen is not None and seen.outdated and seen.incarnation == self.incarnation
-        return {CHANGED.cause: CHANGED} if outdated else {}
+    def outdated(self) -> bool:
+        """Whether its launcher says that what runs was started with other settings than it has itself."""
+        seen = self.seen if self._seen_by is self.launcher else None
+        return seen is not None and seen.outdated and seen.incarnation == self.incarnation
 
     async def look(self, max_memory_bytes: int | None) -> None:
         """See what runs and hear what it says. `seen` is None where that cannot be told now."""
@@ -91,7 +90,7 @@ class Observed:
         elif (more := seen.own_restarts - before.own_restarts) > 0:
             self.own_restarts += more
             self._restarted_at.extend([now] * min(more, _LOOP))
-        self.seen = seen
+        self.seen, self._seen_by = seen, launcher
         if seen.running and seen.incarnation != self.incarnation:
             self.begins(seen.incarnation)
         self.judges.scraped(self.backend, now)

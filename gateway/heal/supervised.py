@@ -13,7 +13,7 @@ from gateway.config.models import BackendConfig, PoolConfig
 from gateway.core.aio import periodic
 from gateway.core.events import EventKind
 from gateway.core.types import SERVING
-from gateway.heal.decisions import Cause, Restart, Sign, Suspend, Wait
+from gateway.heal.decisions import CHANGED, Cause, Restart, Sign, Suspend, Wait
 from gateway.heal.observed import Observed
 from gateway.heal.preparation import Preparation
 from gateway.heal.shared import Shared
@@ -64,7 +64,8 @@ class Supervised:
         self.pages = Pages(backend)
         self.state: State = state
         self.observed = Observed(backend, self.pages, launcher, shared.clock, shared.timing)
-        self.signs: dict[Cause, Sign] = {}  # what calls for a planned restart of one that serves
+        self.signs: dict[Cause, Sign] = {}  # what the judges have against one that serves
+        self.runs_with = config.launch  # what it was started with, as far as is known
         self.diagnosis: Diagnosis | None = None  # of its end or hang, until it is launched anew
         self.adapters: dict[str, str] = {}  # name to path, while it served
         self.bad_at: float | None = None  # when it last ceased to serve, by itself
@@ -114,9 +115,16 @@ class Supervised:
         state, up = self.state, self.backend.health.up
         return isinstance(state, Suspect) and state.revives(self.observed.moved_at, answers=up)
 
+    @property
+    def outdated(self) -> bool:
+        """Whether it runs with other `launch` settings than those that are configured."""
+        had, has = self.runs_with, self.config.launch
+        changed = had is not None and has is not None and had.started_with != has.started_with
+        return changed or self.observed.outdated
+
     def calls_for(self) -> Sign | None:
         """Return what calls for a restart of it now."""
-        signs = self.observed.outdated | self.signs
+        signs = {CHANGED.cause: CHANGED, **self.signs} if self.outdated else self.signs
         return None if self.revives else calls_for(self.state, signs, self._now())
 
     # --- its life ---------------------------------------------------------------------------------
@@ -228,8 +236,7 @@ class Supervised:
         found = self.observed.judges.found(theirs, slow_ratio, self._now(), ejection)
         if Cause.ERRORS in found and Cause.ERRORS not in self.signs:
             self.bad_at = self._now()
-        kept = self.signs.get(Cause.OPERATOR)
-        self.signs = found if kept is None else {Cause.OPERATOR: kept, **found}
+        self.signs = found
 
     def begin(self, order: Restart) -> None:
         """Begin a restart that the policy permits; one that goes on is begun anew."""

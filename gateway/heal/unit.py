@@ -181,7 +181,7 @@ class Unit(Supervised):
         self.diagnosis, self.observed.trouble = None, ""  # of the server that goes
         self._look_no_more()  # what it will see is of the server that goes, too
         begun = shared.overrides.starting(self.id, self.config.launch, served_s)
-        grace_s, asked = self.pool.supervision.stop_grace, self.signs.get(Cause.OPERATOR)
+        grace_s, launch = self.pool.supervision.stop_grace, self.config.launch
         try:
             made = await self.launcher.restart(of, grace_s=grace_s, changes=begun.changes)
         except LaunchError as error:
@@ -189,8 +189,7 @@ class Unit(Supervised):
             return
         self.launched = made
         shared.overrides.began(self.id, begun)
-        if self.signs.get(Cause.OPERATOR) is asked:  # else its settings have changed meanwhile
-            self.signs = {}
+        self.signs, self.runs_with = {}, launch  # its settings may have changed meanwhile
         self.observed.begins(made)
         self.observed.watch = watch = self._new_watch(now := self._now())
         self._to(Starting(now, made, before=of, ours=True, told=watch.told(now), fresh=True))

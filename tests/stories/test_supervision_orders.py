@@ -414,6 +414,41 @@ async def test_a_command_line_that_changes_while_another_is_begun_is_applied_aft
 
 
 @story
+async def test_a_command_line_that_is_changed_and_changed_back_restarts_nothing():
+    async with machine() as on, fleet(on, *two(on)) as world:
+        assert (await world.admin("POST", "/admin/v1/restarts:hold", {})).is_success
+        launch = world.settings["pools"]["m"]["backends"][0]["launch"]
+        launch["args"] = {"max-model-len": 4096}
+        await world.reload()
+        await world.until(lambda: world.unit().decision is not None)
+        del launch["args"]
+        await world.reload()
+        assert (await world.admin("POST", "/admin/v1/restarts:lift", {})).is_success
+        await world.turns(20)
+        assert len(on["m/b1"].starts) == 1
+        assert world.unit().decision is None
+
+
+@story
+async def test_a_command_line_that_is_changed_back_while_another_is_begun_is_applied_after_it():
+    async with machine() as on, fleet(on, *two(on)) as world:
+        slot, stopped = world.slot(), asyncio.Event()
+        slot.lasts = stopped
+        launch = world.settings["pools"]["m"]["backends"][0]["launch"]
+        launch["args"] = {"max-model-len": 4096}
+        await world.reload()
+        await world.until(lambda: slot.stops)
+        del launch["args"]
+        await world.reload()
+        stopped.set()
+        await world.until(lambda: len(slot.starts) == 3)
+        await world.serves()
+        assert world.backend().window_tokens == 8192
+        await world.turns()
+        assert len(slot.starts) == 3
+
+
+@story
 async def test_what_is_to_become_of_it_at_the_end_is_no_reason_to_restart():
     async with machine() as on:
         async with fleet(on, *two(on)) as world:
