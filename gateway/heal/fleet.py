@@ -11,6 +11,7 @@ from gateway.config.models import BackendConfig, Config, PoolConfig
 from gateway.config.supervision import OnExit
 from gateway.core.events import EventKind
 from gateway.heal.departure import LEAVES, Departure, closed, same_server, stop_server
+from gateway.heal.due import take_over
 from gateway.heal.shared import Shared
 from gateway.heal.states import Absent
 from gateway.heal.unit import Unit
@@ -89,7 +90,8 @@ class Fleet:
         leaving = [each for each in self.leaving.values() if each.unit.id == backend.id]
         served = any(each.take_back(settings) for each in leaving)
         after: tuple[asyncio.Task[None], ...] = ()
-        if former is not None and same_server(former.config, settings):
+        stays = former is not None and same_server(former.config, settings)
+        if former is not None and stays:
             after = former.after
         elif not served:
             after = self._in_the_way_of(backend, pool, settings)
@@ -99,6 +101,8 @@ class Fleet:
         state = Absent(self.shared.clock.now(), None, looked=False, served=served, told=told)
         unit = Unit(backend, pool, settings, launcher, self.shared, state)
         unit.after = after
+        if former is not None and stays:
+            take_over(unit, former)
         return unit
 
     def _in_the_way_of(

@@ -15,12 +15,12 @@ from gateway.core.aio import Clock
 from gateway.core.events import EventKind
 from gateway.core.types import SERVING
 from gateway.heal.decisions import Cause, Sign, Tries
+from gateway.heal.due import due
 from gateway.heal.intent import Mark
 from gateway.heal.overrides import Override
-from gateway.heal.states import Draining, Replacing, Suspect
+from gateway.heal.states import Suspect
 from gateway.heal.supervisor import Supervisor
 from gateway.heal.unit import Unit
-from gateway.launch.command import CommandLauncher
 from gateway.pools.health import Order
 from gateway.pools.table import Backend, PoolTable
 
@@ -223,20 +223,9 @@ class Orders:
 
 
 def unfinished(units: Iterable[Unit]) -> dict[str, str]:
-    """Return operators' restarts that are not carried out, with why, while nothing is done to the units.
-
-    What a service manager was asked for it sees to by itself; a command ends with who runs it.
-    """
-    found = {}
-    for unit in units:
-        state, sign, launcher = unit.state, unit.ordered, unit.launcher
-        alone = launcher.launches or isinstance(launcher, CommandLauncher)
-        asked = isinstance(state, Replacing) and state.claimed and not alone
-        if isinstance(state, Draining | Replacing) and not asked:
-            sign = sign or unit.carried_out
-        if sign is not None:
-            found[unit.id] = sign.evidence
-    return found
+    """Return operators' restarts that are not carried out, with why, while nothing is done to the units."""
+    signs = {unit.id: due(unit) for unit in units}
+    return {backend_id: sign.evidence for backend_id, sign in signs.items() if sign is not None}
 
 
 def begun(supervisor: Supervisor) -> dict[str, Tries]:

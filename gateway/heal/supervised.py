@@ -61,6 +61,7 @@ class Supervised:
         state: Absent,  # as it is before the first look
     ) -> None:
         self.backend, self.pool, self.config, self.launcher = backend, pool, config, launcher
+        self.carriers = [backend]  # of its requests: those before a reload, too
         self.pages = Pages(backend)
         self.state: State = state
         self.observed = Observed(backend, self.pages, launcher, shared.clock, shared.timing)
@@ -249,7 +250,7 @@ class Supervised:
         self._tell(kind, order.cause.value, order.evidence)
         if order.planned and in_service(self.state):
             until = now + self.pool.supervision.drain
-            count = self.backend.in_flight
+            count = sum(each.in_flight for each in self.carriers)
             told = f"finishing {count} request{'' if count == 1 else 's'}, then {restarting(order)}"
             draining = Draining(now, before.incarnation, order=order, before=before, until=until)
             self._to(replace(draining, told=told))

@@ -156,8 +156,9 @@ class Unit(Supervised):
     # --- its restart: it is drained, its launcher stops it and starts anew ------------------------
 
     async def _drain(self, state: Draining) -> None:
-        shared, patience_s = self._shared, state.until - self._now()
-        await emptied(self.backend, shared.table, shared.clock, patience_s)
+        for each in self.carriers:
+            patience_s = state.until - self._now()
+            await emptied(each, self._shared.table, self._shared.clock, patience_s)
         self._to(self._replacing(state.order, state.before))
 
     async def _replace(self, state: Replacing) -> None:

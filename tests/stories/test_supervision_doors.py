@@ -234,6 +234,33 @@ async def test_a_restart_that_an_operator_ordered_is_not_lost_by_a_reload():
             assert len(slot.starts) == 2
 
 
+@pytest.mark.parametrize("ordered", ["before", "before, and begun", "after"])
+@story
+async def test_a_restart_that_an_operator_orders_about_a_reload_of_its_key_is_carried_out_and_cuts_nothing(
+    ordered,
+):
+    async with machine() as on:
+        on["m/b1"].speed = on["m/b2"].speed = 1.0
+        async with fleet(on, *two(on)) as world:
+            async with asyncio.TaskGroup() as group:
+                asked = [group.create_task(world.chat(max_tokens=60)) for _ in range(4)]
+                await world.until(lambda: world.backend().in_flight)
+                if ordered != "after":
+                    assert (await world.order("restart", reason="a leak")).json()["changed"]
+                if ordered == "before, and begun":
+                    await world.until(lambda: world.phase() is Phase.DRAINING)
+                world.settings["pools"]["m"]["backends"][0]["api_key"] = "secret"
+                await world.reload()
+                if ordered == "after":
+                    assert (await world.order("restart", reason="a leak")).json()["changed"]
+            assert {each.result().status_code for each in asked} == {200}
+            await world.until(lambda: len(on["m/b1"].starts) == 2)
+            await world.serves()
+            assert "a leak" in world.told(EventKind.RESTART)[-1].detail
+            await world.turns(20)
+            assert len(on["m/b1"].starts) == 2
+
+
 # --- orders outlive a gateway ---------------------------------------------------------------------
 
 

@@ -1,0 +1,27 @@
+"""What is due of a backend goes on with who has it next: another process, or another unit after a reload."""
+
+from __future__ import annotations
+
+from gateway.heal.decisions import Sign
+from gateway.heal.states import Draining, Replacing
+from gateway.heal.supervised import Supervised
+from gateway.launch.command import CommandLauncher
+
+
+def due(unit: Supervised) -> Sign | None:
+    """Return the operator's restart that is ordered, or begun and not carried out; None where there is none.
+
+    What a service manager was asked for it sees to by itself; a command ends with who runs it.
+    """
+    state, launcher = unit.state, unit.launcher
+    alone = launcher.launches or isinstance(launcher, CommandLauncher)
+    asked = isinstance(state, Replacing) and state.claimed and not alone
+    begun = isinstance(state, Draining | Replacing) and not asked
+    return unit.ordered or (unit.carried_out if begun else None)
+
+
+def take_over(heir: Supervised, before: Supervised) -> None:
+    """Have a unit go on with the server of the unit before: its order, and the requests that it carries."""
+    heir.carriers += [each for each in before.carriers if each.in_flight]
+    if (order := due(before)) is not None:
+        heir.order(order)
