@@ -274,7 +274,7 @@ class Unit(Supervised):
         await self._prepare.warm_up()
         now, watch, overrides = self._now(), self.observed.watch, self._shared.overrides
         began_at = watch.began_at if watch is not None else state.since
-        if self.ours and (gone := overrides.served(self.id, self.config.launch)) is not None:
+        if (gone := overrides.served(self.id, self.config.launch)) is not None:
             what = f"it serves without {gone.told()}, so that was dropped"
             self._tell(EventKind.REMEDY, "dropped", what)
         if watch is not None and state.ours:

@@ -18,7 +18,7 @@ from gateway.core.types import ModelsSeen, Phase, ServedModel
 from gateway.heal.decisions import Cause
 from gateway.heal.fleet import launcher_of
 from gateway.heal.observed import Timing
-from gateway.heal.states import Failed, Proving, Starting
+from gateway.heal.states import Failed, Proving, Starting, under_way
 from gateway.launch.launcher import Obstacle
 from tests import loopback
 from tests.fakelaunch import Script
@@ -463,6 +463,31 @@ async def test_a_start_that_hung_and_serves_after_all_needed_no_remedy():
                 "nccl_p2p_off",
                 "dropped",
             ]
+            assert (await world.order("restart", force=True)).is_success
+            await world.until(lambda: len(slot.starts) == 2)
+            assert [dict(each.env) for each in slot.starts] == [{}, {}]
+
+
+@story
+async def test_a_start_that_hung_and_serves_after_all_needed_no_remedy_though_its_gateway_was_replaced(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("gateway.heal.unit._FOUND_S", 0.2)
+    async with machine() as on:
+        slot, up = on["m/b1"], asyncio.Event()
+        slot.plan(Script(listens=up, log=NCCL_SILENT))
+        told = launched(slot, on_exit="leave")
+        few = {"wait": False, "folder": tmp_path, "remedies": ["nccl_p2p_off"]}
+        async with fleet(on, told, supervision=IMPATIENT, **few) as world:
+            await world.until(lambda: slot.starts)
+            held = await world.admin("POST", "/admin/v1/restarts:hold", {"pool": "m"})
+            assert held.is_success
+            await world.until(lambda: world.told(EventKind.REMEDY))
+        async with fleet(on, told, **few) as world:
+            await world.until(lambda: under_way(world.unit().state))
+            up.set()
+            await world.serves()
+            assert [each.label for each in world.told(EventKind.REMEDY)][1:] == ["dropped"]
             assert (await world.order("restart", force=True)).is_success
             await world.until(lambda: len(slot.starts) == 2)
             assert [dict(each.env) for each in slot.starts] == [{}, {}]
