@@ -76,6 +76,7 @@ class Slot:
         self.gone = False  # its service manager shows nothing of it while it does not run
         self.own_restarts = 0  # by its service manager
         self.exit_code: int | None = None
+        self.began_at: float | None = None  # its process, where a look tells
         self.starting: asyncio.Task[None] | None = None
         self.speed = 0.0
         self.decode_step_s = 0.01
@@ -110,6 +111,7 @@ class Slot:
         flags = flags or {}
         self.script = script = self.plans.popleft() if self.plans else self.judge(flags)
         self.number += 1
+        self.began_at = None
         self.exit_code = script.exit_code
         self.running = script.exit_code is None
         if self.running:
@@ -225,7 +227,8 @@ class Launching:
         if slot.running or slot.pending:
             state = Runs.RUNNING if slot.running else Runs.PENDING
         code = None if slot.running else slot.exit_code
-        return Seen(slot.incarnation, state, code, own_restarts=slot.own_restarts)
+        more = {"own_restarts": slot.own_restarts, "began_at": slot.began_at}
+        return Seen(slot.incarnation, state, code, **more)
 
     async def restart(
         self, expected: Incarnation | None, *, grace_s: float, changes: Changes

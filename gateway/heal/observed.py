@@ -47,7 +47,7 @@ class Observed:
         self._seen_by = launcher  # its settings may have been others
         self.trouble = ""  # why it cannot, or what it last failed to do
         self.incarnation: Incarnation | None = None  # the last one that ran, and
-        self.since: float | None = None  # when it was first seen
+        self.since: float | None = None  # when it began; or was first seen, where nobody tells
         self.watch: StartWatch | None = None  # over its start
         self.judges = Judges()  # of its incarnation
         self._judged_from = clock.now()
@@ -93,6 +93,8 @@ class Observed:
         self.seen, self._seen_by = seen, launcher
         if seen.running and seen.incarnation != self.incarnation:
             self.begins(seen.incarnation)
+            if seen.began_at is not None:
+                self.since = now - max(0.0, self._clock.wall() - seen.began_at)
         self.judges.scraped(self.backend, now)
 
     async def lost_process(self) -> str:

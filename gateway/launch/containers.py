@@ -45,7 +45,18 @@ def seen_container(found: dict[str, Any]) -> Seen:
         detail=_oddity(state),
         oom_killed=bool(state.get("OOMKilled")) if ended else None,
         own_restarts=int(found.get("RestartCount") or 0),
+        began_at=_began_at(started),
     )
+
+
+def _began_at(started: str) -> float | None:
+    """Return when a container began, in seconds since the epoch; None: never, or that cannot be read."""
+    if started == _NEVER:
+        return None
+    try:
+        return datetime.fromisoformat(started).timestamp()
+    except ValueError:
+        return None
 
 
 def _runs(state: dict[str, Any]) -> Runs:

@@ -103,6 +103,8 @@ class Seen:
     # makes the server anew: only a change says something.
     own_restarts: int = 0
     outdated: bool = False  # we started it with other settings than those that are configured now
+    # When its process began, in seconds since the epoch; None: unknown. Computed anew at each look.
+    began_at: float | None = field(default=None, compare=False)
 
     @property
     def running(self) -> bool:

@@ -28,6 +28,7 @@ def seen_pod(pod: Any) -> Seen:
         detail=_oddity(pod),
         oom_killed=True if state is not Runs.RUNNING and _was_oom_killed(pod) else None,
         own_restarts=restarts,
+        began_at=_began_at(pod),
     )
 
 
@@ -62,6 +63,7 @@ def seen_workload(pods: Sequence[Any], wanted: int) -> Seen:
         detail=odd,
         oom_killed=told.oom_killed,
         own_restarts=sum(seen.own_restarts for seen in each_seen),
+        began_at=told.began_at,
     )
 
 
@@ -127,6 +129,14 @@ def _main_status(pod: Any) -> Any:
     """Return the status of the main container; None before the kubelet has taken the pod up."""
     name = main_container(pod)
     return next((each for each in pod.status.container_statuses or () if each.name == name), None)
+
+
+def _began_at(pod: Any) -> float | None:
+    """Return when its main container began, in seconds since the epoch; None: it does not run."""
+    container = _main_status(pod)
+    running = container.state.running if container is not None and container.state else None
+    at = running.started_at if running is not None else None
+    return None if at is None else float(at.timestamp())
 
 
 def _restarts(pod: Any) -> int:

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import os
 import signal
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ _LISTEN: Final = "0A"  # TCP_LISTEN, include/net/tcp_states.h
 _UNIX_STATE, _UNIX_INODE, _UNIX_PATH = 5, 6, 7
 _UNCONNECTED: Final = "01"  # SS_UNCONNECTED, include/uapi/linux/net.h
 _KIB: Final = 1024
+_TICKS: Final = os.sysconf("SC_CLK_TCK")  # a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,12 @@ def runs(pid: int, started: int) -> bool:
     """Return whether this very process still runs."""
     found = find(pid)
     return found is not None and found.started == started and not found.dead
+
+
+def began_at(started: int) -> float:
+    """Return when a process began, in seconds since the epoch."""
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - started / _TICKS
+    return time.time() - age_s
 
 
 def parse_stat(text: str) -> Process:

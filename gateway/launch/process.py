@@ -98,9 +98,9 @@ class ProcessLauncher:
             return Seen()
         if record.runs:
             self._oom_kills.watch(record.pid)
-            odd = self._oddity(record)
-            outdated = self._outdated(record)
-            return Seen(record.incarnation, Runs.RUNNING, detail=odd, outdated=outdated)
+            odd, outdated = self._oddity(record), self._outdated(record)
+            runs, began_at = Runs.RUNNING, proc.began_at(record.started)
+            return Seen(record.incarnation, runs, detail=odd, outdated=outdated, began_at=began_at)
         code, oom_killed = self._end_of(record)
         return Seen(record.incarnation, Runs.ENDED, code, oom_killed=oom_killed)
 

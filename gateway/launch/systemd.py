@@ -149,6 +149,7 @@ def _seen(shown: Mapping[str, Any]) -> Seen:
         detail=_oddity(shown, code),
         oom_killed=True if shown.get("Result") == "oom-kill" else None,
         own_restarts=int(shown.get("NRestarts", 0)),
+        began_at=int(shown.get("ExecMainStartTimestamp", 0)) / 1e6 or None,
     )
 
 

@@ -34,6 +34,7 @@ _TYPES = {
     "ExecMainCode": "i",
     "ExecMainStatus": "i",
     "RuntimeMaxUSec": "t",
+    "ExecMainStartTimestamp": "t",
 }
 
 

@@ -36,6 +36,7 @@ def test_a_container_is_seen_restarted_once_and_stopped(tmp_path):
         async with docker(tmp_path, engine) as launcher:
             first = await launcher.look()
             assert first == Seen(f"{made.id[:16]}@2026-01-01T00:00:01.123456789Z", Runs.RUNNING)
+            assert first.began_at == pytest.approx(1767225601.1, abs=0.1)
             second = await launcher.restart(first.incarnation, grace_s=GRACE_S, changes=PLAIN)
             assert second == f"{made.id[:16]}@2026-01-01T00:00:02.123456789Z"
             with pytest.raises(Superseded):

@@ -43,7 +43,9 @@ def test_a_pod_is_deleted_once_and_its_controller_makes_it_anew(tmp_path, monkey
         api = KubeApi()
         api.pod("vllm-0")
         async with cluster(tmp_path, monkeypatch, api) as launcher:
-            assert await launcher.look() == Seen("uid-1", Runs.RUNNING)
+            first = await launcher.look()
+            assert first == Seen("uid-1", Runs.RUNNING)
+            assert first.began_at == 1767225600.0
             assert await launcher.restart("uid-1", grace_s=7, changes=PLAIN) is None
             assert api.deleted == [("vllm-0", 7)]
             assert await launcher.look() == Seen()

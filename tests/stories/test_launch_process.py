@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import uuid
 
 import pytest
@@ -337,6 +338,19 @@ def test_it_holds_nothing_of_ours_and_sees_its_gpus_and_not_our_secrets(bench, m
         log = launcher.log_file.path
         assert log.stat().st_mode & 0o777 == 0o600
         assert log.parent.stat().st_mode & 0o777 == 0o700
+        await launcher.stop(first, grace_s=GRACE_S)
+
+    uvloop.run(story())
+
+
+def test_when_its_process_began_is_told(bench):
+    async def story():
+        launcher = bench.launcher()
+        before = time.time()
+        first = await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        after = time.time()
+        await bench.serving(launcher)
+        assert before - 0.1 <= (await launcher.look()).began_at <= after + 0.1
         await launcher.stop(first, grace_s=GRACE_S)
 
     uvloop.run(story())

@@ -164,6 +164,19 @@ def test_a_kill_for_lack_of_memory_and_its_own_restarts_are_told(tmp_path, monke
     uvloop.run(story())
 
 
+def test_when_its_process_began_is_told(tmp_path, monkeypatch):
+    async def story():
+        async with machine(tmp_path, monkeypatch) as (systemd, launcher):
+            systemd.unit(UNIT, ExecMainStartTimestamp=0)
+            assert (await launcher.look()).began_at is None
+            systemd.unit(UNIT, ExecMainStartTimestamp=1_767_225_600_000_000)
+            async with asyncio.timeout(5):
+                while (await launcher.look()).began_at != 1767225600.0:
+                    await asyncio.sleep(0.01)
+
+    uvloop.run(story())
+
+
 def test_a_unit_that_never_ran_has_no_incarnation(tmp_path, monkeypatch):
     never = {"ActiveState": "inactive", "SubState": "dead", "InvocationID": b""}
 

@@ -23,7 +23,7 @@ from gateway.core.types import Outcome as RequestOutcome
 from gateway.heal.decisions import Why
 from gateway.heal.fleet import launcher_of
 from tests import loopback
-from tests.stories.supervised import fleet, launched, machine
+from tests.stories.supervised import fleet, launched, machine, managed
 from tests.stories.support import story
 from tests.stories.test_supervision import SERVER
 
@@ -252,6 +252,21 @@ async def test_one_that_falls_to_a_fraction_of_its_pace_and_its_peers_is_restart
 
 
 # --- the schedule ---------------------------------------------------------------------------------
+
+
+@story
+async def test_a_scheduled_restart_goes_by_when_the_server_began_not_by_when_its_gateway_did():
+    async with machine() as on:
+        for name, hours in (("m/b1", 20), ("m/b2", 5)):
+            await on[name].begin()
+            on[name].began_at = time.time() - hours * 3600.0
+        daily = {"supervision": {"restart_every": "12h"}}
+        async with fleet(on, managed(on["m/b1"]), managed(on["m/b2"]), **daily) as world:
+            await world.until(lambda: on["m/b1"].starts)
+            await world.serves()
+            await world.turns(20)
+            assert [each.label for each in world.told(EventKind.RESTART)] == ["scheduled"]
+            assert (len(on["m/b1"].starts), len(on["m/b2"].starts)) == (1, 0)
 
 
 @long_story
