@@ -24,7 +24,7 @@ class EventKind(Enum):
     SUSPECT = "suspect"  # there is evidence that it does not work; or there is none any more
     REMEDY = "remedy"  # the command line was changed
     SUSPENDED = "suspended"  # it is left alone until an operator clears it
-    LAUNCH_FAILED = "launch_failed"  # its launcher could not do what it was told, or it is claimed elsewhere
+    LAUNCH_FAILED = "launch_failed"  # its launcher could not do it, or another gateway claimed it
     ADAPTER = "adapter"  # an adapter was loaded
     ADAPTER_FAILED = "adapter_failed"
     STOPPED = "stopped"
