@@ -335,7 +335,7 @@ class Supervisor:
         await self._leases.release()
 
     async def close(self) -> None:
-        """Stop, once, what was launched with `on_exit: stop`, unless another gateway is in charge. Call it after `run`."""
+        """Stop once what has `on_exit: stop`, unless another gateway is in charge. Call it after `run`."""
         if self._closed:
             return
         self._closed = True
