@@ -3,7 +3,8 @@
 A short queue that empties is good: it absorbs a burst. One that stands only adds its length to every
 first token. Which of the two it is follows from two rates, both in tokens of expected need a second:
 
-    demand   of all who come, those that are refused too, but not those that wait for an adapter's load
+    demand   of all who come, those that are refused too, but once: not again when they return as they were told.
+             Not of those that wait for an adapter's load
     drain    of what ends, while somebody waits, and at least in all (`forecast.Drain`)
     load     demand / drain
 
