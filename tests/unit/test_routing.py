@@ -868,7 +868,7 @@ def test_a_request_waits_no_longer_for_where_it_is_cached_where_one_of_second_ch
     backend.prefix_index = Holds(900)
     reads(table, "m/b2", 1500).prefix_index = Holds(0)
     table.get("m/b3").prefix_index = Holds(0)
-    wanted = {"need": Need(1000, 10, streams=True), "prefix": begins()}
+    wanted = {"need": Need(1600, 10, streams=True), "prefix": begins(1600)}
     longest_s = 2 * 900 * backend.token_cost.prompt_s
     asked = ask(**wanted)
     make_degraded(table, "m/b3")
@@ -886,7 +886,7 @@ def test_a_request_waits_for_where_it_is_cached_twice_as_long_as_reading_anew_ta
     for name in ("m/b2", "m/b3"):
         for _ in range(3):  # how many are there changes nothing
             table.take(name, NOW, Need(0, 10))
-    asked = ask(need=Need(1000, 10, streams=True), prefix=begins())
+    asked = ask(need=Need(1600, 10, streams=True), prefix=begins(1600))
     assert waits(table, asked, NOW + 60) == (True, "m/b1")  # since now, however late it is
     assert waits(table, asked, NOW + 60 + 0.9 * longest_s) == (True, "m/b1")
     assert waits(table, asked, NOW + 60 + 1.1 * longest_s) == (False, None)
