@@ -104,7 +104,8 @@ def compiled(
 
 def charged(taken: Taken) -> Plan:
     """Return the part of a plan of which a request took something: what it used in the end counts there."""
-    plan, passed = taken.plan, passed_by(taken.plan, taken.shadowed)
+    plan = taken.plan
+    passed = passed_by(plan, taken.shadowed) if taken.shadowed else None
     if not passed:
         return plan
     rules = [rule for place, rule in enumerate(plan.rules) if place not in passed]

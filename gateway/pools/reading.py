@@ -228,9 +228,7 @@ class Reading:
         if sent:
             sent_at, credit = sent[0]
             if now - sent_at > whole_s + credit.unread_tokens / rate:
-                beside_tokens = credit.unread_tokens + _AHEAD_LEAST_TOKENS
-                is_long = credit.unread_tokens >= ahead_tokens
-                return beside_tokens if is_long else min(ahead_tokens, beside_tokens)
+                return credit.unread_tokens + _AHEAD_LEAST_TOKENS
         return ahead_tokens
 
     def _allowed_tokens(self, rate: float) -> float:

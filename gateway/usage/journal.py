@@ -54,9 +54,8 @@ class UsageJournal:
             self.close()
             raise
         self._began = False
-        self._unread: dict[Path, int] | None = (
-            None  # where each file goes on; None: nothing was read
-        )
+        # Where each file goes on; None: nothing was read.
+        self._unread: dict[Path, int] | None = None
 
     def _read(self) -> None:
         self.id = _named_by(self._folder / "id")

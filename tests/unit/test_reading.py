@@ -91,13 +91,14 @@ def test_a_long_prompt_has_the_time_that_it_takes():
     assert reading.ahead_tokens(1.1) == 4_000 + 512
 
 
-def test_beside_a_prompt_that_is_held_up_alone_there_is_always_room_for_a_few_short_ones():
+@pytest.mark.parametrize("tokens", [PROMPT, 4_000, 4_900, 40_000])
+def test_beside_a_prompt_that_is_held_up_alone_there_is_room_for_a_few_short_ones(tokens):
     reading = Reading()
     reading.rate.learn(0.0, 1.0, 100_000)
-    reading.comes(1.0, sent(40_000), 40_000)
-    assert reading.ahead_tokens(1.4) == WHOLE  # it is being read
-    assert reading.ahead_tokens(9.0) == 40_000 + 512
-    assert reading.ahead_tokens(9.0, beside_highest=True) == 40_000 + 512
+    reading.comes(1.0, sent(tokens), tokens)
+    assert reading.ahead_tokens(1.04) == WHOLE  # it is being read
+    assert reading.ahead_tokens(9.0) == tokens + 512
+    assert reading.ahead_tokens(9.0, beside_highest=True) == tokens + 512
 
 
 def test_a_prompt_that_a_later_one_overtook_holds_up_nobody():
