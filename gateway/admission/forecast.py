@@ -124,11 +124,11 @@ class Drain:
         eta_s = tokens_ahead / rate
         if stay_s is None or not held_tokens:
             return eta_s
-        lots, rest_s = tokens_ahead // held_tokens, stay_s - self._newest_s
-        all_end_s = (
-            lots * stay_s + rest_s if rest_s >= 0 else math.inf
-        )  # else the newest is overdue
-        return min(eta_s, tokens_ahead * stay_s / held_tokens, all_end_s)
+        eta_s = min(eta_s, tokens_ahead * stay_s / held_tokens)
+        if self._newest_s > stay_s:  # the newest is overdue
+            return eta_s
+        lots = tokens_ahead // held_tokens
+        return min(eta_s, (lots + 1) * stay_s - self._newest_s)
 
     def retry_after_s(self, tokens_ahead: int, u: float) -> float:
         """Return when to come again, 1 to 30 s; `u` in [0, 1) is the caller's random number."""
