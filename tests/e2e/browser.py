@@ -14,6 +14,8 @@ from tests.e2e.support import CACHE, need
 
 PATIENCE_MS = 40_000
 AXE = CACHE / "axe/node_modules/axe-core/axe.min.js"
+TEXTS = """selector => [...document.querySelectorAll(selector)]
+    .filter(each => each.checkVisibility()).map(each => each.innerText)"""
 
 
 @dataclass
@@ -28,7 +30,8 @@ class Seen:
         await self.page.locator(selector).filter(has_text=text).first.wait_for()
 
     async def texts(self, selector: str) -> list[str]:
-        return await self.page.locator(selector).all_inner_texts()
+        """Return the texts of what is shown, all of one moment: a locator finds first and reads later."""
+        return await self.page.evaluate(TEXTS, selector)
 
     async def accessibility(self) -> list[str]:
         """Return what axe finds that is serious or critical."""
