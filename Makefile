@@ -67,7 +67,7 @@ incident-report: browser ## plays ten incidents before a real Chromium and Prome
 test-fast: setup
 	$(BIN)/pytest tests/unit tests/properties tests/house
 
-test-pythons:          ## unit tests, house rules and contracts on each other Python that pyproject.toml claims
+test-pythons:          ## unit tests and contracts on each other Python that pyproject.toml claims
 	@bash .ci/pythons
 
 e2e: setup             ## real vLLM, real nginx, real SDKs; skips what is not installed

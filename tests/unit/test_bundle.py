@@ -81,7 +81,7 @@ def admin(token):
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Admin) as server:
-        threading.Thread(target=server.serve_forever).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
         try:
             yield f"127.0.0.1:{server.server_port}"
         finally:

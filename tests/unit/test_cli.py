@@ -620,7 +620,7 @@ def admin(body=OVERVIEW, status=200, unix=None):
         listener = socketserver.UnixStreamServer(str(unix), Answer)
         url = f"unix:{unix}"
     with listener as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield url, seen
         server.shutdown()

@@ -178,7 +178,7 @@ def proxy(post, path=None, under=""):
     else:
         made = socketserver.ThreadingUnixStreamServer(str(path), Handler)
     with made as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             where = "localhost" if path else f"127.0.0.1:{server.server_address[1]}"
@@ -456,7 +456,7 @@ def admin(page, token=None):
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield f"127.0.0.1:{server.server_address[1]}", asked
