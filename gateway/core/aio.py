@@ -13,7 +13,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol, TypeVar
 
@@ -23,6 +23,9 @@ Result = TypeVar("Result")
 
 # Task(eager_start=True) runs the coroutine at once up to its first suspension (Python 3.12).
 _EAGER: Final = sys.version_info >= (3, 12)
+_LOOKS: Final = (
+    3  # turns of the loop: one sees that a connection is made, one goes on with who waits for it
+)
 
 
 class Clock(Protocol):
@@ -97,6 +100,43 @@ async def periodic(
             async with asyncio.timeout(pause_s):
                 await woken.wait()
         woken.clear()
+
+
+@contextlib.asynccontextmanager
+async def in_time(seconds: float | None) -> AsyncIterator[None]:
+    """Bound a wait as `asyncio.timeout` does, but for what came while this process did not run.
+
+    The loop looks at its timers first. So one that fires late knows nothing of what came before it: the time
+    that it is late is added, and the loop looks at what came before the time is over.
+
+    Raises:
+        TimeoutError: nothing ended the wait in these seconds, or twice as long where the loop was late.
+    """
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(None) as limit:
+        if seconds is None:
+            yield
+            return
+        over_at = loop.time() + seconds
+        timer: asyncio.Handle
+
+        def late(patience_s: float) -> None:
+            nonlocal timer
+            late_s = min(loop.time() - over_at, patience_s)
+            timer = loop.call_later(late_s, look, _LOOKS)
+
+        def look(more: int) -> None:
+            nonlocal timer
+            if more:
+                timer = loop.call_soon(look, more - 1)
+            else:
+                limit.reschedule(over_at)
+
+        timer = loop.call_at(over_at, late, seconds)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
 _BESIDE: Final = ThreadPoolExecutor(1, thread_name_prefix="beside")

@@ -23,6 +23,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from gateway.core.aio import in_time
 from gateway.core.types import Transition
 from gateway.pools.pulse import Waits
 from gateway.pools.table import Backend
@@ -37,7 +38,6 @@ log = logging.getLogger("gateway.client")
 
 _LENGTH: Final = b"content-length: "
 _BACKLOG_S: Final = 0.02
-_LATE_S: Final = 0.1  # a timer that fires so late was not awaited by a running loop
 _REST_S: Final = 0.002  # what follows right behind a reply has come by then
 _Kind = TypeVar("_Kind", bound=Connection)
 
@@ -186,23 +186,16 @@ class BackendConnections:
             connection.abort()
 
     async def connect(self, kind: type[_Kind]) -> _Kind:
-        """Make a connection; tried once more if this process itself did not run in that time.
+        """Make a connection.
 
         Raises:
             ConnectFailed: there is none within `connect_s`, or it is lost already, of which nobody would
                 tell again; what it was raised from tells why.
         Cancel: nothing is left open.
         """
-        loop = asyncio.get_running_loop()
         self.connecting += 1
         try:
-            began = loop.time()
-            try:
-                connection = await self._open(kind)
-            except TimeoutError:
-                if self._connect_s is None or loop.time() - began < self._connect_s + _LATE_S:
-                    raise
-                connection = await self._open(kind)  # it was this process that did not run
+            connection = await self._open(kind)
             if connection.usable:
                 return connection
             connection.abort()
@@ -214,7 +207,7 @@ class BackendConnections:
 
     async def _open(self, kind: type[_Kind]) -> _Kind:
         backend = self.backend
-        async with asyncio.timeout(self._connect_s):
+        async with in_time(self._connect_s):
             if backend.socket is not None:
                 return await self._connect_socket(kind, backend.socket)
             transport, connection = await asyncio.get_running_loop().create_connection(

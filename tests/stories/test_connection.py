@@ -1,6 +1,7 @@
 """One upstream connection against scripted bytes on a real socket."""
 
 import asyncio
+import contextlib
 import math
 import socket
 import time
@@ -8,7 +9,13 @@ import time
 import pytest
 import uvloop
 
-from gateway.core.errors import BackendBroke, BackendTimeout, StaleConnection, UpstreamError
+from gateway.core.errors import (
+    BackendBroke,
+    BackendTimeout,
+    ConnectFailed,
+    StaleConnection,
+    UpstreamError,
+)
 from gateway.pools import table
 from gateway.upstream.client import BackendConnections, Outgoing
 from gateway.upstream.connection import Connection
@@ -365,16 +372,43 @@ def test_every_failure_is_ours():
     )
 
 
-def test_a_stop_of_this_process_is_not_taken_for_a_backend_that_does_not_answer():
+@pytest.mark.parametrize(("turn_s", "turns"), [(0.06, 1), (0.5, 1), (0.06, 8)])
+def test_a_stop_of_this_process_is_not_taken_for_a_backend_that_does_not_answer(turn_s, turns):
     async def main():
+        loop = asyncio.get_running_loop()
+
+        def stand_still(turns):
+            time.sleep(turn_s)
+            if turns > 1:
+                loop.call_soon(stand_still, turns - 1)
+
         async with stub(lambda path: page()) as (url, _):
             connections = BackendConnections(
                 table.Backend("m", "b1", url, None), connect_s=0.05, keep_alive_s=3
             )
-            asyncio.get_running_loop().call_soon(time.sleep, 0.5)  # once it has begun to connect
+            loop.call_soon(stand_still, turns)  # once it has begun to connect
             connection = await connections.connect(Connection)
             assert connection.usable
             connection.abort()
+
+    run(main())
+
+
+def test_who_really_does_not_answer_is_waited_for_no_longer_than_that():
+    async def main():
+        with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+            address = full.getsockname()
+            with contextlib.ExitStack() as stack:
+                for _ in range(3):  # its backlog is full then: nobody else is answered
+                    waiting = stack.enter_context(socket.socket())
+                    waiting.setblocking(False)
+                    waiting.connect_ex(address)
+                connections = BackendConnections(
+                    table.Backend("m", "b1", f"http://127.0.0.1:{address[1]}", None),
+                    connect_s=0.05, keep_alive_s=3,
+                )  # fmt: skip
+                with pytest.raises(ConnectFailed):
+                    await connections.connect(Connection)
 
     run(main())
 

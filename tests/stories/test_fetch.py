@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import time
 
 import pytest
 
@@ -104,6 +105,14 @@ async def test_a_question_says_who_asks_and_wants_nothing_packed():
         "accept-encoding: identity",
         "user-agent: vllm-gateway",
     }
+
+
+@story
+async def test_a_stop_of_this_process_is_no_silence_of_the_server():
+    async with stub(lambda path: page(b"ok")) as (url, _):
+        with open_pages(url) as pages:
+            asyncio.get_running_loop().call_soon(time.sleep, 1.5)  # once it is asked
+            assert await pages.get("/health", timeout_s=1.0) == b"ok"
 
 
 @story
