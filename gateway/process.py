@@ -17,10 +17,10 @@ from gateway.access.keystore import KeyStore
 from gateway.access.lastused import LastUsed
 from gateway.access.sharedkeys import SharedKeys
 from gateway.adapters.keepers import Adapters
-from gateway.config.identity import Names, keep_names, names_of
+from gateway.config.identity import keep_names, names_of
 from gateway.config.load import Loaded, load_config
 from gateway.config.models import Config
-from gateway.config.reload import diff, digest
+from gateway.config.reload import diff, digest, opened
 from gateway.core.aio import Clock, periodic
 from gateway.core.errors import ConfigError
 from gateway.heal.following import Following
@@ -297,10 +297,7 @@ async def reload(process: Process, by: str = "SIGHUP", reason: str = "") -> Relo
         try:
             before, shared = process.handler.settings, process.shared_keys
             ring = None if shared is None else shared.ring(before.config.tiers)
-            known = names_of(process.loaded)
-            loaded, settings = await asyncio.to_thread(
-                _read, process.path, known, before, ring, process.tokens
-            )
+            loaded, settings = await asyncio.to_thread(_read, process, before, ring)
         except ConfigError as error:
             process.metrics.reloaded(ok=False)
             for finding in error.findings:
@@ -315,11 +312,12 @@ async def reload(process: Process, by: str = "SIGHUP", reason: str = "") -> Relo
         return process.history.note(by, digest(loaded.config), reason=reason, effect=effect)
 
 
-def _read(
-    path: Path, known: Names, before: Settings, shared: KeyRing | None, tokens: Tokens | None
-) -> tuple[Loaded, Settings]:
-    loaded = keep_names(load_config(path), known)
-    return loaded, settings_for(loaded.config, Pages, before, shared, tokens)
+def _read(process: Process, before: Settings, shared: KeyRing | None) -> tuple[Loaded, Settings]:
+    loaded = load_config(process.path)
+    if found := opened(loaded, process.config, process.started, process.path):
+        raise ConfigError([str(each) for each in found])
+    loaded = keep_names(loaded, names_of(process.loaded))
+    return loaded, settings_for(loaded.config, Pages, before, shared, process.tokens)
 
 
 def _swap(process: Process, loaded: Loaded, settings: Settings) -> tuple[str, ...]:

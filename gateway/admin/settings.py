@@ -30,7 +30,7 @@ from gateway.admin.endpoint import (
 from gateway.config.findings import dotted
 from gateway.config.identity import keep_names, names_of
 from gateway.config.load import Checked, Loaded, check_file, check_text
-from gateway.config.reload import diff, digest
+from gateway.config.reload import diff, digest, opened
 from gateway.config.spell import HIDDEN, flat
 from gateway.ops.moment import rfc3339
 from gateway.ops.reloads import Reload
@@ -154,6 +154,9 @@ async def reload(desk: Desk, asked: Asked[DryRunQuery, DryRunBody]) -> ReloadTol
     if asked.dry_run:
         if checked.loaded is None:
             raise _invalid([str(each) for each in checked.findings])
+        before, started = desk.loaded().config, desk.reloading.started
+        if desk.file and (found := opened(checked.loaded, before, started, desk.file)):
+            raise _invalid([str(each) for each in found])
         return ReloadTold(
             reloaded=False,
             hash=digest(checked.loaded.config),

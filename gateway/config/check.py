@@ -39,7 +39,7 @@ class Remark:
 
 def check_meaning(config: Config) -> Iterator[Remark]:
     """Yield everything that is wrong or doubtful with settings taken together."""
-    yield from _listeners(config)
+    yield from check_listeners(config)
     yield from _names(config)
     yield from _addresses(config)
     for name, pool in config.pools.items():
@@ -52,7 +52,8 @@ def check_meaning(config: Config) -> Iterator[Remark]:
     yield from _traces(config)
 
 
-def _listeners(config: Config) -> Iterator[Remark]:
+def check_listeners(config: Config) -> Iterator[Remark]:
+    """Yield what is wrong or doubtful with who reaches a listener, and what for."""
     admin, public = config.admin.listen, config.listen
     if not admin.loopback and config.admin.token is None and not config.admin.tokens:
         yield Remark(

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
+from gateway.config.check import check_listeners
+from gateway.config.findings import Finding, Severity
+from gateway.config.load import Loaded, placed
 from gateway.config.models import BackendConfig, Config, PoolConfig, Section
 from gateway.config.process import KeysConfig
 from gateway.config.spell import HIDDEN, spell
@@ -141,6 +146,33 @@ def _word(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{k}: {_word(v)}" for k, v in value.items() if v is not None) + "}"
     return str(value)
+
+
+# A listener stays where it is until a restart, while who may use it changes at once.
+_OPENS: Final = frozenset({"open-admin", "weak-token", "auth-off"})
+_NOT_BY_A_RELOAD: Final = (
+    "a listener moves with a restart only; `vllm-gateway upgrade` puts the whole file in force"
+)
+
+
+def opened(loaded: Loaded, before: Config, started: Config, file: Path) -> list[Finding]:
+    """Return what a reload would open to other machines, though the file does not say so.
+
+    The listeners of a file may be for this machine only, and need no key or token, while those of the process,
+    which began with `started`, are not. `before` is in force.
+    """
+    said = check_listeners(loaded.config), check_listeners(_where_it_listens(before, started))
+    known = {each.code for found in said for each in found}
+    return [
+        placed(replace(each, severity=Severity.ERROR, hint=_NOT_BY_A_RELOAD), loaded, file)
+        for each in check_listeners(_where_it_listens(loaded.config, started))
+        if each.code in _OPENS - known
+    ]
+
+
+def _where_it_listens(config: Config, started: Config) -> Config:
+    admin = config.admin.model_copy(update={"listen": started.admin.listen})
+    return config.model_copy(update={"listen": started.listen, "admin": admin})
 
 
 # What each replica has of its own.

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from gateway.config.models import Config
 from gateway.core.aio import Clock
 from gateway.launch.proc import Process, tell
 from gateway.observe.journal import Journal
@@ -38,6 +39,7 @@ class Reloading(Protocol):
     """Who can read the configuration again."""
 
     history: History
+    started: Config  # the configuration that the process began with
 
     async def reload(self, by: str, reason: str) -> Reload:
         """Read it, and put it in force if it is valid; return what came of it.

@@ -4,10 +4,13 @@ import asyncio
 import json
 import os
 import signal
+import time
 
 import pytest
 
-from gateway.app import handle_signals
+from gateway.app import build, handle_signals
+from gateway.config.load import load_config
+from gateway.observe.outlet import Outlet
 from gateway.process import reload
 from gateway.sim.server import SimConfig, SimServer
 from gateway.store.replicas import Replica, Told
@@ -42,6 +45,43 @@ async def test_an_invalid_file_keeps_the_old_configuration():
         assert world.process.config is before
         assert (await world.chat(max_tokens=1)).status_code == 200
         assert 'gateway_config_reloads_total{result="failure"} 1.0' in await world.metrics()
+
+
+ON_ALL = "listen: 0.0.0.0:8080\nadmin: {listen: 0.0.0.0:9090, token: of-the-tests-0123456}\n"
+OF_THIS_MACHINE = {
+    "has no token": "listen: 0.0.0.0:8080\nadmin: {listen: 127.0.0.1:9090}\n",
+    "its token is shorter": "listen: 0.0.0.0:8080\nadmin: {listen: 127.0.0.1:9090, token: x}\n",
+    "AUTHENTICATION IS OFF": ON_ALL.replace("0.0.0.0:8080", "127.0.0.1:8080") + "keys: none\n",
+}
+
+
+@pytest.mark.parametrize("why", OF_THIS_MACHINE)
+def test_a_reload_opens_no_listener_that_will_be_for_this_machine_only_after_a_restart(
+    why, tmp_path
+):
+    pools = f"state: {tmp_path}/state\npools: {{m: {{backends: [http://127.0.0.1:1]}}}}\n"
+    file = tmp_path / "gateway.yaml"
+    keys.create(tmp_path / "keys.yaml", name="test", wall_now=time.time())
+    file.write_text(ON_ALL + pools)
+    process = build(load_config(file), file, Outlet())
+    before = process.config
+    file.write_text(OF_THIS_MACHINE[why] + pools)
+    done = asyncio.run(reload(process))
+    assert not done.done
+    assert why in done.findings[0]
+    assert "vllm-gateway upgrade" in done.findings[0]
+    assert process.config is before
+
+
+def test_a_listener_that_is_open_already_holds_up_no_reload(tmp_path):
+    file = tmp_path / "gateway.yaml"
+    pools = (
+        f"state: {tmp_path}/state\nkeys: none\npools: {{m: {{backends: [http://127.0.0.1:1]}}}}\n"
+    )
+    file.write_text(ON_ALL + pools)
+    process = build(load_config(file), file, Outlet())
+    file.write_text("listen: 127.0.0.1:8080\nadmin: {token: of-the-tests-0123456}\n" + pools)
+    assert asyncio.run(reload(process)).done
 
 
 @story

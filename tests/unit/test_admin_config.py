@@ -92,6 +92,14 @@ def test_a_dry_run_of_a_reload_changes_nothing(desk):
     assert len(read(desk, "config/history").json()["data"]) == 1
 
 
+def test_a_dry_run_refuses_what_a_reload_would(tmp_path):
+    desk = Desk(tmp_path, listen="0.0.0.0:9090", token=SECRET)
+    desk.file.write_text(PLAIN.partition("admin")[0] + "admin: {listen: 127.0.0.1:9090}\n")
+    reply = put(desk, "config:reload", dry_run=True)
+    assert (reply.status_code, reply.json()["code"]) == (409, "config_invalid")
+    assert "has no token" in reply.json()["detail"]
+
+
 def test_a_file_that_is_not_valid_is_told_and_changes_nothing(desk):
     before = read(desk, "config").json()
     desk.file.write_text(PLAIN + "health: {interval: 3}\nnothing: 1\n")
