@@ -127,7 +127,7 @@ class Desk:
         except ConfigError as error:
             in_force = digest(self.loaded.config)
             return self.history.note(by, in_force, reason=reason, findings=error.findings)
-        effect = diff(self.loaded.config, loaded.config)
+        effect = diff(self.loaded.config, loaded.config, started=self.started)
         self.loaded = loaded
         return self.history.note(by, digest(loaded.config), reason=reason, effect=effect)
 

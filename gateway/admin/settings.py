@@ -213,7 +213,8 @@ def _effect(desk: Desk, checked: Checked) -> list[str]:
     if checked.loaded is None:
         return []
     before = desk.loaded()
-    return list(diff(before.config, keep_names(checked.loaded, names_of(before)).config))
+    wanted = keep_names(checked.loaded, names_of(before)).config
+    return list(diff(before.config, wanted, started=desk.reloading.started))
 
 
 def _findings(checked: Checked) -> list[FindingTold]:

@@ -23,6 +23,7 @@ def desk(tmp_path, monkeypatch):
     desk = Desk(tmp_path)
     desk.file.write_text(PLAIN)
     put(desk, "config:reload")
+    desk.started = desk.loaded.config
     return desk
 
 
@@ -90,6 +91,19 @@ def test_a_dry_run_of_a_reload_changes_nothing(desk):
     assert (told["reloaded"], told["effect"]) == (False, ["health.interval 2s -> 3s"])
     assert read(desk, "config").json() == before
     assert len(read(desk, "config/history").json()["data"]) == 1
+
+
+def test_what_needs_a_restart_is_told_of_a_file_as_a_reload_tells_it(desk):
+    moved = PLAIN + "listen: 127.0.0.1:8081\n"
+    waits = "needs a restart: listen 127.0.0.1:8080 -> 127.0.0.1:8081"
+    desk.file.write_text(moved)
+    assert put(desk, "config:reload").json()["effect"] == [waits]
+    for told in (put(desk, "config:diff").json(), put(desk, "config:diff", text=moved).json()):
+        assert (told["effect"], told["needs_restart"]) == ([waits], True)
+    assert put(desk, "config:reload", dry_run=True).json()["effect"] == [waits]
+    desk.file.write_text(PLAIN)  # where the process still listens
+    assert put(desk, "config:reload", dry_run=True).json()["effect"] == []
+    assert not put(desk, "config:diff").json()["needs_restart"]
 
 
 def test_a_dry_run_refuses_what_a_reload_would(tmp_path):
