@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.console import ask, print_json, print_table
+from gateway.cli.console import ask_all, print_json, print_table
 from gateway.cli.operating import Backend, Reason, give_order
 from gateway.cli.verbs import LOCAL, AsTable, Server, Token, group
 
@@ -23,7 +23,7 @@ def adapters_list(
     output: AsTable = "table",
 ) -> None:
     """Show on which backends each adapter is, where it is being loaded, and why not elsewhere."""
-    told = ask(server, "/admin/v1/adapters", token)
+    told = ask_all(server, "/admin/v1/adapters", token)
     rows = [each for each in told.get("data", []) if adapter in (None, each["adapter"])]
     if output == "json":
         print_json({**told, "data": rows})

@@ -163,6 +163,18 @@ def ask(  # noqa: PLR0913 - what a request has
     return answer
 
 
+def ask_all(server: str, path: str, token: str) -> dict[str, Any]:
+    """Return a whole list of an admin listener, of however many pages; see `ask`."""
+    from urllib.parse import urlencode
+
+    told = page = ask(server, path, token)
+    sign = "&" if "?" in path else "?"
+    while page.get("has_more"):
+        page = ask(server, f"{path}{sign}{urlencode({'after': page['last_id']})}", token)
+        told = {**told, **page, "data": told["data"] + page["data"], "first_id": told["first_id"]}
+    return told
+
+
 def fetch(  # noqa: PLR0913 - what a request has
     server: str,
     path: str,

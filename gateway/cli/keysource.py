@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
-from gateway.cli.console import ask
+from gateway.cli.console import ask, ask_all
 from gateway.cli.keydesk import KeyDesk
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from gateway.access.records import KeyRecord
 
 _PATH: Final = "/admin/v1/keys"
-_PAGE_ROWS: Final = 1000
 
 Told = Mapping[str, Any]
 
@@ -123,12 +122,7 @@ class KeysOfGateway:
 
     def list(self) -> list[Told]:
         """See Keys."""
-        rows: list[Told] = []
-        more, after = True, dict[str, str]()
-        while more:
-            page = self._ask("?" + urlencode({"limit": _PAGE_ROWS, **after}))
-            rows += page["data"]
-            more, after = page["has_more"], {"after": page["last_id"]}
+        rows: list[Told] = ask_all(self._server, _PATH, self._token)["data"]
         return rows
 
     def get(self, key_id: str) -> Told:

@@ -14,6 +14,7 @@ from gateway.cli.console import (
     Exit,
     VerbError,
     ask,
+    ask_all,
     duration,
     fetch,
     option,
@@ -137,7 +138,7 @@ remedies_app = group("List or drop what remedies changed of the command lines of
 @remedies_app.command("list", epilog="Example: vllm-gateway remedies list -o json")
 def remedies_list(server: Server = LOCAL, token: Token = "", output: AsTable = "table") -> None:
     """List the remedies in force, and why each was applied."""
-    told = ask(server, "/admin/v1/remedies", token)
+    told = ask_all(server, "/admin/v1/remedies", token)
     if output == "json":
         print_json(told)
         return

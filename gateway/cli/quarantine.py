@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import typer
 
-from gateway.cli.console import ask, print_json, print_table
+from gateway.cli.console import ask, ask_all, print_json, print_table
 from gateway.cli.verbs import LOCAL, AsTable, Server, Token, group
 
 quarantine_app = group(
@@ -19,7 +19,7 @@ quarantine_app = group(
 @quarantine_app.command("list", epilog="Example: vllm-gateway quarantine list -o json")
 def quarantine_list(server: Server = LOCAL, token: Token = "", output: AsTable = "table") -> None:
     """List the requests in quarantine, which backends died, and which tenants sent them again."""
-    told = ask(server, "/admin/v1/quarantine", token)
+    told = ask_all(server, "/admin/v1/quarantine", token)
     if output == "json":
         print_json(told)
         return

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.console import ask, print_json, print_table
+from gateway.cli.console import ask, ask_all, print_json, print_table
 from gateway.cli.verbs import LOCAL, AsTable, Server, Token
 
 Limit = Annotated[int, typer.Option(min=1, max=1000, help="How many.")]
@@ -26,7 +26,7 @@ def audit(
 
 def replicas(server: Server = LOCAL, token: Token = "", output: AsTable = "table") -> None:
     """List the workers of this gateway, and the gateways that share its Redis."""
-    told = ask(server, "/admin/v1/replicas", token)
+    told = ask_all(server, "/admin/v1/replicas", token)
     if output == "json":
         print_json(told)
         return

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import typer
 
-from gateway.cli.console import ask, print_json, print_table
+from gateway.cli.console import ask_all, print_json, print_table
 from gateway.cli.verbs import LOCAL, Server, Token
 
 _INCOMPLETE: Final = (
@@ -42,7 +42,7 @@ def usage(  # noqa: PLR0913 - the options of a verb
     given = {name: it for name, it in asked.items() if it}
     given["by"] = by or ","  # no group: all in one line
     path = f"/admin/v1/usage?{urlencode(given)}"
-    told = ask(server, path, token)
+    told = ask_all(server, path, token)
     rows: list[dict[str, Any]] = told.get("data", [])
     if not all(each.get("complete", True) for each in rows):
         sys.stderr.write(_INCOMPLETE)

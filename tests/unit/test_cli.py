@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from tokenizers import Tokenizer, models
@@ -598,13 +599,14 @@ OVERVIEW = {
 
 @contextlib.contextmanager
 def admin(body=OVERVIEW, status=200, unix=None):
-    """An admin listener that answers one thing; yields its URL and the requests it got."""
+    """An admin listener that answers one thing, or by the path; yields its URL and the requests it got."""
     seen = []
 
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             seen.append((self.path, self.headers.get("authorization")))
-            data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            told = body(self.path) if callable(body) else body
+            data = told if isinstance(told, bytes) else json.dumps(told).encode()
             self.send_response(status)
             self.send_header("content-length", str(len(data)))
             self.end_headers()
@@ -817,6 +819,40 @@ def test_usage_is_grouped_by_what_is_named_if_anything(run, by, head):
     assert (code, err) == (0, "")
     assert out.startswith(head)
     assert seen[0][0].endswith("by=" + (by or ",").replace(",", "%2C"))
+
+
+USED = {"requests": 1, "input_tokens": 5, "cached_tokens": 0, "output_tokens": 9, "money": 0.0}
+LISTS = {
+    ("usage", "--by", "day,key,model", "-o", "csv"): {
+        **{"day": "2026-11-27", "tenant": None, "key": "k", "model": "m", "adapter": None},
+        **{"complete": True, **USED},
+    },
+    ("adapters", "list"): {
+        **{"adapter": "sql", "backend_id": "m/b1", "state": "loaded", "loaded_by": "gateway"},
+        **{"wanted_by": "demand", "in_flight": 0, "path": "/l/sql", "detail": ""},
+    },
+    ("quarantine", "list"): {
+        **{"id": "5f0c", "pool": "m", "body_bytes": 9, "until": "2026-11-27T00:00:00Z"},
+        **{"deaths": [], "refused": {}},
+    },
+}
+
+
+@pytest.mark.parametrize("words", LISTS)
+def test_a_list_is_printed_whole_however_many_pages_it_has(run, words):
+    def page(path):
+        asked = parse_qs(urlsplit(path).query)
+        first = int(asked.get("after", ["-1"])[0]) + 1
+        ids = [str(each) for each in range(first, min(first + 1000, 2500))]
+        rows = [{**LISTS[words], "key": each, "adapter": each} for each in ids]
+        more = ids[-1] != "2499"
+        return {"data": rows, "has_more": more, "first_id": ids[0], "last_id": ids[-1]}
+
+    with admin(page) as (url, seen):
+        code, out, err = run(*words, "--server", url)
+    assert (code, err) == (0, "")
+    assert len(out.splitlines()) == 2501  # with the head
+    assert len(seen) == 3
 
 
 # --- explain and route ----------------------------------------------------------------------------
