@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.constructor import RoundTripConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from gateway.access.keyerrors import BadSettings
@@ -211,8 +212,22 @@ class _Where:
         self.findings.append(f"{self.path}:{line + 1}:{column + 1}: error: {message}")
 
 
+class _Constructor(RoundTripConstructor):
+    """Leaves a time that cannot be, such as 2026-11-31, as it is written: who reads the key names its place."""
+
+    def construct_yaml_timestamp(self, node: Any, values: Any = None) -> Any:
+        try:
+            return super().construct_yaml_timestamp(node, values)
+        except ValueError:
+            return str(node.value)
+
+
+_Constructor.add_constructor("tag:yaml.org,2002:timestamp", _Constructor.construct_yaml_timestamp)
+
+
 def _yaml() -> YAML:
     yaml = YAML()
+    yaml.Constructor = _Constructor
     yaml.width = 10_000  # never fold what somebody wrote on one line
     yaml.indent(mapping=2, sequence=4, offset=2)
     return yaml
@@ -232,8 +247,16 @@ def _load(path: Path) -> Any:
         mark = error.problem_mark
         where = f":{mark.line + 1}:{mark.column + 1}" if mark is not None else ""
         raise ConfigError([f"{path}{where}: error: {error.problem or error.context}"]) from error
-    except (YAMLError, UnicodeDecodeError) as error:
+    except YAMLError as error:
         raise ConfigError([f"{path}: error: not YAML: {str(error).splitlines()[0]}"]) from error
+    except RecursionError as error:
+        raise ConfigError([f"{path}: error: lists and mappings are nested too deeply"]) from error
+    except (
+        ValueError,
+        LookupError,
+        AttributeError,
+    ) as error:  # a value that is not as its tag says
+        raise ConfigError([f"{path}: error: not YAML: {error}"]) from error
 
 
 @contextmanager

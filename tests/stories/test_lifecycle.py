@@ -236,15 +236,19 @@ async def test_a_key_made_or_revoked_while_the_gateway_runs_counts_within_second
         assert (await world.chat(max_tokens=1)).status_code == 200
 
 
+@pytest.mark.parametrize("text", ["keys: [oops", "keys: [{expires: 2026-11-31}]"])
 @story
-async def test_a_broken_keys_file_keeps_the_keys_before_it():
+async def test_a_broken_keys_file_keeps_the_keys_before_it(text, caplog):
     async with gateway(FAST) as world:
-        (world.path.parent / "keys.yaml").write_text("keys: [oops")
+        (world.path.parent / "keys.yaml").write_text(text)
         ring = world.process.handler.settings.keys
         await world.until(ring.changed)
         await asyncio.sleep(2.6)  # a look at the file takes place every two seconds
         assert world.process.handler.settings.keys is ring
         assert (await world.chat(max_tokens=1)).status_code == 200
+        told = await world.http.get(world.admin_url + "/admin/v1/keys")
+        assert (told.status_code, told.json()["code"]) == (409, "keys_unusable")
+    assert [each.event for each in caplog.records if each.levelname == "ERROR"] == ["keys_invalid"]
 
 
 @story
