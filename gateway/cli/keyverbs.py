@@ -15,7 +15,7 @@ from gateway.cli.console import Exit, VerbError, duration, option, print_json, p
 from gateway.cli.keydesk import KeyDesk, taken_over
 from gateway.cli.keysource import Told, key_row, keys_of
 from gateway.cli.settings import DEFAULT_FILE, ConfigFile
-from gateway.cli.verbs import KEYS_SERVER, AsTable, Token, group
+from gateway.cli.verbs import KEYS_SERVER, AsTable, Token, group, id_of
 
 keys_app = group("Create, list, change, rotate and revoke API keys. Only hashes are kept.")
 
@@ -27,7 +27,14 @@ Server = Annotated[
         help="URL of the admin listener of a running gateway, whose keys are meant then, not those of -c.",
     ),
 ]
-Id = Annotated[str, typer.Argument(metavar="ID")]
+Id = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID",
+        parser=id_of,
+        help="The key's id, or the whole key, of which only the id is used.",
+    ),
+]
 Models = Annotated[
     list[str] | None,
     typer.Option(help="Models and adapters the key may use, as a glob. Repeatable. Default: all."),

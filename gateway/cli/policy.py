@@ -9,7 +9,7 @@ import typer
 
 from gateway.cli.console import Exit, VerbError, print_json, print_table
 from gateway.cli.settings import DEFAULT_FILE, ConfigFile, usable
-from gateway.cli.verbs import AsTable
+from gateway.cli.verbs import AsTable, id_of
 
 if TYPE_CHECKING:
     from gateway.config.models import Config
@@ -34,7 +34,7 @@ def config_policy(
 
     is_named = pool or key or config != DEFAULT_FILE
     if is_named or config.exists():
-        policy = _policy(usable(config).config, pool, key, config)
+        policy = _policy(usable(config).config, pool, key and id_of(key), config)
     else:
         policy = effective([])
     rows = policy_rows(policy)

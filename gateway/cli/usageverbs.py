@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 import typer
 
 from gateway.cli.console import ask_all, print_json, print_table
-from gateway.cli.verbs import LOCAL, Server, Token
+from gateway.cli.verbs import LOCAL, Server, Token, id_of
 
 _INCOMPLETE: Final = (
     "WARNING: Redis does not answer this gateway. This lists only its own usage; ask again later.\n"
@@ -38,7 +38,8 @@ def usage(  # noqa: PLR0913 - the options of a verb
     With a Redis it is what all gateways were used for, else what this one was. While Redis does not answer,
     a warning on standard error says that others are missing, and so does `complete` in JSON and CSV.
     """
-    asked = {"first": first, "last": last, "tenant": tenant, "key": key, "model": model}
+    asked = {"first": first, "last": last, "tenant": tenant, "model": model}
+    asked["key"] = key and id_of(key)
     given = {name: it for name, it in asked.items() if it}
     given["by"] = by or ","  # no group: all in one line
     path = f"/admin/v1/usage?{urlencode(given)}"

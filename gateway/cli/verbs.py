@@ -29,7 +29,12 @@ Token = Annotated[str, typer.Option(envvar=TOKEN, help="Token of the admin liste
 LOCAL: Final = "http://127.0.0.1:9090"
 _WATCH_S: Final = 2.0
 
-_WHOLE_KEY: Final = re.compile(r"gw_([a-z0-9]{8})_.*")
+_WHOLE_KEY: Final = re.compile(r"gw_([a-z0-9]{8})_.*", re.DOTALL)
+
+
+def id_of(key: str) -> str:
+    """Return the id of a key that is named by its id, or whole: no secret goes into a URL or a message."""
+    return _WHOLE_KEY.sub(r"\1", key.strip())
 
 
 class _Verbs(TyperGroup):
@@ -154,7 +159,7 @@ def _newest(server: str, token: str, *, last_error: bool, key: str | None) -> st
     """Return the id of the newest request of a key, or of any."""
     from urllib.parse import urlencode
 
-    query = {"limit": "1", "key": "" if key is None else _WHOLE_KEY.sub(r"\1", key)}
+    query = {"limit": "1", "key": "" if key is None else id_of(key)}
     query["errors"] = "true" if last_error else "false"
     rows = ask(server, f"/admin/v1/requests?{urlencode(query)}", token).get("data", [])
     if not rows:
@@ -187,7 +192,7 @@ def requests(  # noqa: PLR0913 - the options of a verb
 
     wanted = {
         "limit": limit, "errors": str(errors).lower(), "state": state, "tenant": tenant, "model": model,
-        "backend": backend, "key": None if key is None else _WHOLE_KEY.sub(r"\1", key),
+        "backend": backend, "key": None if key is None else id_of(key),
     }  # fmt: skip
     given = {name: each for name, each in wanted.items() if each is not None}
     told = ask(server, f"/admin/v1/requests?{urlencode(given)}", token)
@@ -221,7 +226,7 @@ def route(  # noqa: PLR0913 - the options of a verb
         "model": model,
         "tokens": _tokens("--tokens", tokens),
         "output": _tokens("--output-tokens", output_tokens),
-        "key": None if key is None else _WHOLE_KEY.sub(r"\1", key),  # no secret in a URL
+        "key": None if key is None else id_of(key),
         "endpoint": endpoint,
     }
     known = {name: value for name, value in query.items() if value is not None}

@@ -1084,7 +1084,23 @@ def test_route_asks_with_all_that_is_told(run):
 def test_of_a_key_only_its_id_is_sent(run, key):
     with admin(WAITED) as (url, seen):
         run("route", "--model", "m", "--key", key, "--server", url)
-    assert seen[0][0].endswith("&key=k7m2q9xd&endpoint=chat")
+        run("usage", "--key", key, "--server", url)
+        run("keys", "show", key, "--server", url)
+    route, used, kept = (path for path, _ in seen)
+    assert route.endswith("&key=k7m2q9xd&endpoint=chat")
+    assert used.startswith("/admin/v1/usage?key=k7m2q9xd&")
+    assert kept == "/admin/v1/keys/k7m2q9xd"
+
+
+def test_a_key_that_is_found_somewhere_can_be_revoked_as_it_is(run, file):
+    made = created(run, file)
+    code, _, err = run("keys", "revoke", made["key"], "-c", file)
+    assert (code, err) == (0, f"key {made['id']} is revoked\n")
+    _, out, _ = run("keys", "list", "-c", file, "-o", "json")
+    assert json.loads(out)[0]["state"] == "revoked"
+    code, _, err = run("keys", "rotate", made["key"], "-c", file)
+    assert code == 1
+    assert made["key"] not in err
 
 
 @pytest.mark.parametrize("option", ["--tokens", "--output-tokens"])
