@@ -37,6 +37,7 @@ NEEDS_RESTART: Final = (
     "limits.connections",
     "limits.failed_keys",
     "limits.connections_per_address",
+    "limits.stream_buffer",
     "timeouts.header",
     "timeouts.keep_alive",
     "timeouts.connect",
