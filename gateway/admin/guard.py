@@ -133,7 +133,7 @@ class Guard:
         if len(given) != 1:
             return None
         scheme, _, secret = given[0].partition(" ")
-        sent = secret.strip().encode()
+        sent = secret.encode("latin-1").strip()  # the bytes that came: a token is sent as UTF-8
         found = [each for each in tokens if hmac.compare_digest(sent, each[2].encode())]
         if scheme.lower() != "bearer":
             return None

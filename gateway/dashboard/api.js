@@ -46,9 +46,14 @@ export function named(name) {
   return name.split("/").map(encodeURIComponent).join("/");
 }
 
+/** Return a text as a header can hold it: each of its bytes in UTF-8 as one character. */
+function utf8(text) {
+  return String.fromCharCode(...new TextEncoder().encode(text));
+}
+
 async function call(method, path, query, body, more = {}, patienceMs = PATIENCE_MS) {
   const headers = { ...more };
-  if (token() !== null) headers.authorization = `Bearer ${token()}`;
+  if (token() !== null) headers.authorization = `Bearer ${utf8(token())}`;
   if (body !== undefined) headers["content-type"] = "application/json";
   const given = Object.entries(query).filter(([, value]) => value !== null && value !== "");
   const asked = given.length ? `?${new URLSearchParams(given)}` : "";

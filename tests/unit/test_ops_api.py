@@ -170,6 +170,14 @@ def test_with_the_token_it_is(guarded):
     assert guarded.get("/metrics", authorization=f"bearer {TOKEN}").status_code == 200
 
 
+@pytest.mark.parametrize("token", ["geheimer-schlüssel-à", "пароль-1234567890", "鍵-0123456789"])
+def test_a_token_may_have_any_letters(guarded, token):
+    guarded.configure(token=token)
+    for sent, status in ((token, 200), (token[:-1], 401), (token + "à", 401)):
+        bearer = f"Bearer {sent}".encode()
+        assert guarded.get("/metrics", authorization=bearer).status_code == status
+
+
 def test_two_credentials_are_none(guarded):
     twice = [("authorization", f"Bearer {TOKEN}")] * 2
     assert guarded.client.get("/metrics", headers=twice).status_code == 401
