@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -62,11 +64,16 @@ def settings_of(servers: Sequence[Server], key_variable: str | None = None) -> s
     pools: dict[str, list[Server]] = {}
     for server in servers:
         pools.setdefault(pool_name(server.models), []).append(server)
+    names = {name: _aliases(name, of_pool) for name, of_pool in pools.items()}
+    owners = Counter([*pools, *chain.from_iterable(names.values())])
     text = f"{_HEAD}version: 1\npools:\n"
     for name, of_pool in pools.items():
         text += f"  {_word(name)}: # the model name that clients use\n"
-        if aliases := _aliases(name, of_pool):
+        if aliases := [each for each in names[name] if owners[each] == 1]:
             text += f"    aliases: [{', '.join(map(_word, aliases))}]\n"
+        if left_out := [each for each in names[name] if owners[each] > 1]:
+            told = ", ".join(map(_word, left_out))
+            text += f"    # No aliases, as another pool has them, too: {told}\n"
         others = [each for each in of_pool if each.version is None]
         if others == of_pool:
             text += "    engine: openai # it is no vLLM: its load is not known\n"
