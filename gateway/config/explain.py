@@ -16,12 +16,14 @@ from gateway.config.models import Config, Section
 from gateway.config.names import BACKEND_NAME, HEADER_NAME, MODEL_NAME
 from gateway.config.process import TOKEN_NAME
 from gateway.config.supervision import CONTAINER, KUBERNETES, UNIT
+from gateway.config.traces import FIELD_NAME
 from gateway.config.traffic import REVISION
 
 _NAMES: Final = {
     MODEL_NAME: "use up to 128 letters, digits and . _ : / - and start with a letter or digit",
     BACKEND_NAME: "use up to 63 lower-case letters, digits and - and start with a letter or digit",
     HEADER_NAME: "use up to 64 letters, digits and _ -",
+    FIELD_NAME: "it must look like `x-api-key`",
     TIER_NAME: "use up to 64 letters, digits and . _ - and start with a letter or digit",
     REVISION: "use up to 63 letters, digits and . _ - and start with a letter or digit",
     TOKEN_NAME: "use up to 64 letters, digits and . _ @ - and start with a letter or digit",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, SecretStr
+from pydantic import AfterValidator, SecretStr, StringConstraints
 from pydantic_core import PydanticCustomError
 
 from gateway.config.units import EmptyIsNone, Section, setting
@@ -26,6 +26,21 @@ def _is_http(url: str) -> bool:
     return parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
+def _check_field(value: SecretStr) -> SecretStr:
+    text = value.get_secret_value()
+    if not (text.isascii() and text.isprintable()):
+        raise PydanticCustomError(
+            "bad_value", "it has a line end or another character that no header can hold"
+        )
+    return value
+
+
+# RFC 9110, 5.6.2
+FIELD_NAME: Final = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}$"
+FieldName = Annotated[str, StringConstraints(pattern=FIELD_NAME)]
+FieldValue = Annotated[SecretStr, AfterValidator(_check_field)]
+
+
 class TracesConfig(Section):
     """Traces of requests, sent to an OpenTelemetry collector. They need the extra `otel`."""
 
@@ -34,7 +49,7 @@ class TracesConfig(Section):
         "URL of a collector that takes OTLP over HTTP, such as http://127.0.0.1:4318; spans are sent to"
         " /v1/traces there. Empty: there are no traces.",
     )
-    headers: dict[str, SecretStr] = setting(
+    headers: dict[FieldName, FieldValue] = setting(
         {}, "Header fields for the collector, such as {authorization: '${OTLP_TOKEN}'}."
     )
     sample: float = setting(

@@ -271,6 +271,13 @@ def test_the_nearest_right_thing_is_named(text, hint):
         ("listen: null", "listen: an empty value is not an address such as", ""),
         ("timeouts: {total: }", "timeouts.total: an empty value is not a duration such as", ""),
         ("traces: {endpoint: 'http://[h'}", "traces.endpoint: must be a URL such as", ""),
+        (
+            "traces: {headers: {x y: z}}",
+            "`x y` is not a valid name",
+            "it must look like `x-api-key`",
+        ),
+        ('traces: {headers: {x: "z\\n"}}', "traces.headers.x: it has a line end or another", ""),
+        ("traces: {headers: {x: zé}}", "traces.headers.x: it has a line end or another", ""),
         ('keys: {file: "k\\0"}', "keys.file: no path can hold a NUL character", ""),
         ('state: "a\\0b"', "state: no path can hold a NUL character", ""),
         ("tiers: {a b: {}}", "`a b` is not a valid name", "use up to 64 letters, digits and . _ -"),
