@@ -99,6 +99,7 @@ class Process:
     heir: proc.Process | None = None  # that process, once it serves
     finishing: list[tuple[int, int]] = field(default_factory=list)  # before it: pid, start
     history: History = field(init=False)
+    keys_trouble: str = ""  # why the keys file is not in force, but the keys before it
     public_port: int = 0
     admin_port: int = 0
     last_used: LastUsed = field(init=False)
@@ -246,22 +247,21 @@ def take_shared_keys(process: Process) -> None:
 
 
 async def _watch_file(process: Process) -> None:
-    told = False  # of a file that cannot be read; the keys before it stay
-
     async def look() -> None:
-        nonlocal told
         settings = process.handler.settings
         before = settings.keys
         if not isinstance(before, KeyRing) or before.path is None or not before.changed():
+            process.keys_trouble = ""
             return
         try:
             keys = await asyncio.to_thread(KeyRing.load, before.path, before.tiers, before.tokens)
         except ConfigError as error:
-            if not told:
-                log.error("; ".join(error.findings), extra={"event": "keys_invalid"})
-            told = True
+            told = "; ".join(error.findings)
+            if told != process.keys_trouble:
+                log.error(told, extra={"event": "keys_invalid"})
+            process.keys_trouble = told
             return
-        told = False
+        process.keys_trouble = ""
         process.handler.settings = replace(settings, keys=keys)
         process.handler.gate.configure(settings.config.pools, keys.priorities(process.clock.wall()))
         log.info("keys reloaded", extra={"event": "keys_reloaded", "keys": len(keys)})

@@ -55,7 +55,7 @@ class Desk:
         self.state, self.pools, self.limits = state, pools or {"m": 1}, limits or {}
         self.more = more or {}
         self.configure(**admin)
-        self.started = self.loaded.config
+        self.started, self.keys_trouble = self.loaded.config, ""
         self.readiness = Readiness(True, (("accepting", True, "ok"), ("backends", True, "1 of 1")))
         clock = self.clock = HeldClock()
         self.history = History(state, clock)

@@ -143,6 +143,7 @@ def _own(desk: Desk) -> Own:
         unknown_models=callers.unknown_models,
         unknown_model=callers.unknown_model,
         keys_known=all(passed for name, passed, _ in desk.ready().checks if name == "keys"),
+        keys_trouble=desk.reloading.keys_trouble,
         redis=config.redis is not None,
     )
 

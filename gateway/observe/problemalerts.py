@@ -200,6 +200,14 @@ PROBLEMS: Final = (
         severity="critical",
     ),
     _problem(
+        "KeysInvalid",
+        "keys_invalid",
+        "The keys file cannot be used; the keys before its last change are in force",
+        means="The file has a mistake. A key that was revoked there still works; the next start would fail.",
+        look="`vllm-gateway status` has the line; `vllm-gateway check FILE` names every mistake.",
+        act="Mend the keys file. It is read again within a second.",
+    ),
+    _problem(
         "DiskLow",
         "disk_low",
         "The disk of the gateway's state is nearly full",

@@ -40,6 +40,7 @@ class Own:
     unknown_models: int = 0  # requests for them, of late
     unknown_model: str = ""  # what the last one was told
     keys_known: bool = True
+    keys_trouble: str = ""  # why the keys file is not in force
     redis: bool = False
 
 
@@ -86,6 +87,13 @@ def _shared(overview: Overview, own: Own) -> Iterator[Problem]:
             what="No request is let in: the keys are not known",
             cause="They are in Redis, which does not answer, and there is no copy on this machine.",
             remedy="Start Redis, or correct `redis` in the settings.",
+        )  # fmt: skip
+    if own.keys_trouble:
+        yield Problem(
+            kind="keys_invalid", severity="degraded", subject="keys file",
+            what="The keys file cannot be used: the keys before its last change are in force",
+            cause=f"A key that was revoked there still works. {own.keys_trouble}",
+            remedy="Correct it: `vllm-gateway check FILE` names every mistake. It is read again within a second.",
         )  # fmt: skip
     for each in [] if store is None else store["replicas"]:
         if each["alive"] and not each["config_agrees"]:

@@ -45,6 +45,7 @@ ProblemKind = Literal[  # those that hurt most first, within a severity
     "adapter_failed",  # a backend could not load an adapter that others have
     "store_lost",  # what replicas share does not answer
     "keys_unknown",
+    "keys_invalid",  # the keys file cannot be used, and those before it stay
     "disk_low",
     "state_unwritable",  # what the gateway must remember is not kept
     "reload_failed",

@@ -240,6 +240,7 @@ async def test_a_key_made_or_revoked_while_the_gateway_runs_counts_within_second
 @story
 async def test_a_broken_keys_file_keeps_the_keys_before_it(text, caplog):
     async with gateway(FAST) as world:
+        before = (world.path.parent / "keys.yaml").read_text()
         (world.path.parent / "keys.yaml").write_text(text)
         ring = world.process.handler.settings.keys
         await world.until(ring.changed)
@@ -248,6 +249,12 @@ async def test_a_broken_keys_file_keeps_the_keys_before_it(text, caplog):
         assert (await world.chat(max_tokens=1)).status_code == 200
         told = await world.http.get(world.admin_url + "/admin/v1/keys")
         assert (told.status_code, told.json()["code"]) == (409, "keys_unusable")
+        overview = world.admin_url + "/admin/v1/overview"
+        (problem,) = (await world.http.get(overview)).json()["problems"]
+        assert (problem["kind"], "keys.yaml:1:" in problem["cause"]) == ("keys_invalid", True)
+        (world.path.parent / "keys.yaml").write_text(before)
+        await world.until(lambda: not world.process.keys_trouble)
+        assert (await world.http.get(overview)).json()["problems"] == []
     assert [each.event for each in caplog.records if each.levelname == "ERROR"] == ["keys_invalid"]
 
 

@@ -85,6 +85,7 @@ INCIDENTS = {
     "adapter_missing": "AdapterMissing",
     "store_lost": "SharedStoreLost",
     "reload_failed": "ReloadFailed",
+    "keys_invalid": "KeysInvalid",
     "slow": "BackendSlow",
     "key_over_limit": "KeyOverLimit",
     "client_slow": "ClientTooSlow",

@@ -350,6 +350,11 @@ def tried(*findings, effect=(), at=1_700_000_090.0, by="anna"):
             ["3 requests in 5 min", "no model gpt-9", "`aliases`"],
         ),
         (Own(keys_known=False), "keys_unknown", "down", ["No request is let in", "`redis`"]),
+        (
+            Own(keys_trouble="keys.yaml:7:5: error: expires: expected a time"),
+            *("keys_invalid", "degraded"),
+            ["still works", "keys.yaml:7:5", "vllm-gateway check FILE"],
+        ),
     ],
 )
 def test_what_is_wrong_with_the_gateway_itself_is_told(fleet, own, kind, severity, words):
