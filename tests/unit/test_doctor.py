@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from gateway.cli.console import Exit, VerbError
 from gateway.cli.doctor.advisories import mending, open_in
 from gateway.cli.doctor.cached import judged
 from gateway.cli.doctor.clocks import of_date, redis_clock
@@ -32,6 +33,23 @@ from gateway.config.models import Config
 from gateway.sim.server import SimConfig, SimServer
 
 SHIPPED = (pathlib.Path(__file__).parents[2] / "deploy/nginx/gateway.conf").read_text()
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("api.example", "begins with http:// or https://"),
+        ("https://api.example:80800", "not a URL: Port out of range"),
+        ("https://[::1", "not a URL: Invalid IPv6 URL"),
+        ("https://:443", "names no host"),
+    ],
+)
+def test_what_is_no_url_is_a_usage_error(tmp_path, url, told):
+    file = tmp_path / "gateway.yaml"
+    file.write_text("pools: {m: {backends: [http://127.0.0.1:1]}}\n")
+    error = CliRunner().invoke(app, ["doctor", "-c", str(file), "--through", url]).exception
+    assert isinstance(error, VerbError)
+    assert (told in str(error), error.code) == (True, Exit.USAGE)
 
 
 def config(**more):

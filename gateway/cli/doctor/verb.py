@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
+from urllib.parse import urlsplit
 
 import typer
 
@@ -72,6 +73,8 @@ def doctor(  # noqa: PLR0913 - the options of a verb
     from gateway.config.units import parse_duration
 
     loaded = usable(config)
+    if through is not None:
+        _check_url(through)
     silent_s = option("--silent-for", parse_duration, silent_for or None)
     asked = Asked(key, model or next(iter(loaded.config.pools)), silent_s or 0.0)
     findings = [
@@ -100,13 +103,28 @@ def _through(
         yield Finding(verdict="skipped", about="through", told="What clients get through a proxy was not tried",
                       change="--through https://api.example.com")  # fmt: skip
         return
-    if not through.startswith(("http://", "https://")):
-        raise VerbError("--through: a URL begins with http:// or https://", code=Exit.USAGE)
     if config.listen.unix is not None:
         own = Site("http://localhost", socket=str(config.listen.unix))
     else:
         own = Site(f"http://{config.listen}".replace("0.0.0.0", "127.0.0.1"))
     yield from through_findings(Site(through.rstrip("/"), insecure), config, asked, own)
+
+
+def _check_url(through: str) -> None:
+    """Go on when it is a URL that can be asked.
+
+    Raises:
+        VerbError: it is none, and why.
+    """
+    if not through.startswith(("http://", "https://")):
+        raise VerbError("--through: a URL begins with http:// or https://", code=Exit.USAGE)
+    try:
+        parts = urlsplit(through)
+        named = parts.hostname is not None and parts.port != 0
+    except ValueError as error:
+        raise VerbError(f"--through: this is not a URL: {error}", code=Exit.USAGE) from error
+    if not named:
+        raise VerbError("--through: the URL names no host and port", code=Exit.USAGE)
 
 
 def _nginx(config: Config, settings: Path, file: Path | None) -> Iterator[Finding]:
