@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 from starlette.responses import Response
 
+from gateway.access.secret import masked
 from gateway.admin import replays
 from gateway.admin.desk import Desk
 from gateway.admin.endpoint import Actor, Asked, Endpoint, Problem, Subject
@@ -183,7 +184,7 @@ def _entry(
         order = {"left_out": f"more than {_ORDER_BYTES} bytes"}
     return {
         "action": endpoint.name,
-        "target": " ".join(names.values()),
+        "target": masked(" ".join(names.values())),
         "order": order,
         "reason": str(body.get("reason", "")),
         "status": status.value,

@@ -8,6 +8,7 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
+from gateway.access.secret import new_key
 from gateway.admin.audit import audit_of
 from gateway.admin.changes import etag
 from gateway.admin.endpoint import Endpoint, Method, Problem
@@ -119,6 +120,14 @@ def test_no_token_is_on_the_record(desk, tmp_path):
     kept = (tmp_path / "audit.jsonl").read_text() + read(desk, "audit").text
     assert OPERATOR not in kept
     assert TOKEN not in kept
+
+
+def test_no_key_is_on_the_record_by_which_somebody_named_it(desk, tmp_path):
+    key = new_key("k7m2q9xd")
+    assert order(desk, f"keys/{key}:revoke", OPERATOR).status_code == 403
+    (entry,) = audited(desk)
+    assert entry["target"] == "gw_k7m2q9xd_***"
+    assert key not in (tmp_path / "audit.jsonl").read_text()
 
 
 # --- on what was seen ---------------------------------------------------------------------------------
