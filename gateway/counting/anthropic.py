@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from gateway.counting.messages import Json, Unmodelled
+from gateway.wire.unread import BILLING_LINE
 
-_BILLING_LINE: Final = "x-anthropic-billing-header"  # a block that begins so is left out
 _UNREAD: Final = frozenset({"redacted_thinking", "tool_reference"})
 
 
@@ -83,12 +83,12 @@ def _system_text(content: Any, *, top: bool = False) -> str:
     if content is None and top:
         return ""
     if isinstance(content, str):
-        return content if top or not content.startswith(_BILLING_LINE) else ""
+        return content if top or not content.startswith(BILLING_LINE) else ""
     blocks = _objects(content)
     if not top and any(block.get("type") != "text" for block in blocks):
         raise Unmodelled("changes of tools")
     texts = [block.get("text") or "" for block in blocks if block.get("type") == "text"]
-    return "".join(text for text in texts if not text.startswith(_BILLING_LINE))
+    return "".join(text for text in texts if not text.startswith(BILLING_LINE))
 
 
 def _messages(message: Any) -> list[Json]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from gateway.wire.unread import BILLING_LINE
+
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
 _SKIPPED_WHEN_EMPTY: Final = frozenset({"text", "refusal"})
-# A line that changes with every request; engines drop it for the sake of their prefix cache.
-_BILLING_LINE: Final = "x-anthropic-billing-header"
 
 Json = dict[str, Any]
 
@@ -95,7 +95,7 @@ def _text(part: Any) -> str | None:
 
 
 def _without_billing_line(text: str) -> str | None:
-    return text if not text.startswith(_BILLING_LINE) else text.partition("\n")[2] or None
+    return text if not text.startswith(BILLING_LINE) else text.partition("\n")[2] or None
 
 
 def _tool_calls(calls: Any) -> list[Json]:

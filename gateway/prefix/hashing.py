@@ -5,7 +5,8 @@ bytes are the same up to some end have the same hash there. The ends grow: each 
 the one before, and from 4 KiB on a quarter. So even a long prompt has few hashes.
 
 The messages of a chat have ends of their own, and the last one too. So the next turn of a conversation is
-known to share all of the last turn, and prompts that share a system message share all of it.
+known to share all of the last turn, and prompts that share a system message share all of it. What changes from
+turn to turn and no engine reads (`wire.unread`) is left out.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from xxhash import xxh3_64_intdigest as digest
 from gateway.core.prefix import HasPrefixIndex, Prefix, Session
 from gateway.core.types import Ask, Call, Endpoint
 from gateway.wire.large import fields_at_hand
+from gateway.wire.unread import HEAD_BYTES, without_billing, without_marks
 
 FIRST_BYTES: Final = 256  # about 64 tokens; a shorter prompt is read at once
 MOST_BYTES: Final = 4 << 20  # about a million tokens
@@ -51,6 +53,8 @@ _PARTS: Final[Mapping[Endpoint, tuple[str, ...]]] = {
 }
 READ: Final = frozenset(_PARTS)
 _OF_MESSAGES: Final = READ - {Endpoint.COMPLETIONS}
+# Parts that may begin with the system prompt.
+_SYSTEM: Final = frozenset(("system", "instructions", "messages", "input"))
 # Fields of a body in which clients name a session, the most specific first.
 _SESSION_FIELDS: Final = ("prompt_cache_key", "metadata", "user")
 _MESSAGES: Final = b'"messages"'
@@ -150,7 +154,8 @@ def _message_ends(text: bytes) -> list[int]:
 
 def _messages(body: bytes) -> bytes:
     """Return the messages of a short chat."""
-    return body[body.find(b"[", body.find(_MESSAGES)) : body.rfind(b"}]") + len(b"}]")]
+    text = body[body.find(b"[", body.find(_MESSAGES)) : body.rfind(b"}]") + len(b"}]")]
+    return without_billing(text)
 
 
 def _read(call: Call) -> tuple[bytes | None, bytes]:
@@ -165,24 +170,29 @@ def _read(call: Call) -> tuple[bytes | None, bytes]:
 
 def _text(call: Call, names: Sequence[str]) -> bytes | None:
     """Return the parts of a prompt in one piece; None where they do not tell what the engine reads."""
-    fields = call.fields
-    if fields is not None:
-        if not fields.keys().isdisjoint(_ANEW):
-            return None
-        found = [fields[name] for name in names if name in fields]
-        if len(found) == 1:
-            return bytes(found[0])
-        return b"".join(found)
-    places = call.places
-    if places is None or not places.keys().isdisjoint(_ANEW):
+    fields, places = call.fields, call.places or {}
+    given = places if fields is None else fields
+    if not given or not given.keys().isdisjoint(_ANEW):
         return None
-    whole, left, parts = memoryview(call.body), MOST_BYTES, []
+    whole, left, parts = memoryview(call.body), MOST_BYTES, list[bytes | memoryview]()
     for name in names:
-        if name in places:
+        if name not in given:
+            continue
+        if fields is not None:
+            part = memoryview(fields[name])
+        else:
             start, end = places[name]
-            parts.append(whole[start : min(end, start + left)])
-            left -= len(parts[-1])
-    return b"".join(parts)
+            part = whole[start : min(end, start + left)]
+            left -= len(part)
+        parts.append(_billed(part) if name in _SYSTEM else part)
+    text = b"".join(parts)
+    return without_marks(text) if call.endpoint is Endpoint.MESSAGES else text
+
+
+def _billed(part: memoryview) -> bytes | memoryview:
+    """Return a part that may begin with the system prompt, without a line for billing."""
+    head = bytes(part[:HEAD_BYTES])
+    return part if without_billing(head) is head else without_billing(bytes(part))
 
 
 def written_salt(call: Call) -> bytes:

@@ -12,6 +12,7 @@ from typing import Final
 
 from gateway.core.types import Call
 from gateway.wire.large import fields_at_hand
+from gateway.wire.unread import without_billing
 
 _FIELDS: Final = ("messages", "input", "prompt")
 # Two conversations that begin alike for so long count as one. Less of it is counted than looked at, for in some
@@ -36,7 +37,7 @@ def beginning(call: Call) -> str:
     if call.model_at is not None:
         return ""
     for name in _FIELDS:
-        if said := _first_bytes(call, name):
+        if said := without_billing(_first_bytes(call, name)):
             text = said.decode("latin-1")  # a character for each byte
             if text.startswith("["):
                 text = text[: _end_of_first_turn(text)]

@@ -61,6 +61,31 @@ async def test_prompts_that_begin_alike_go_to_one_backend_while_it_has_room():
 
 
 @story
+async def test_agents_whose_first_line_and_marks_change_with_each_turn_stay_where_their_prompt_is_cached():
+    """So Claude Code writes its requests; vLLM drops the line, and reads no marks."""
+    mark = {"cache_control": {"type": "ephemeral"}}
+    async with gateway(FAST, FAST, FAST) as world:
+        said = {agent: [] for agent in range(GROUPS)}
+        for turn in range(8):
+            for agent, parts in said.items():
+                parts.append({"type": "text", "text": f"number {agent}. Look at it. " * 80})
+                turns = [{"role": "user", "content": [*parts[:-1], parts[-1] | mark]}]
+                line = f"x-anthropic-billing-header: cc_version=2.1; cch={turn}{agent}9f;"
+                system = [
+                    {"type": "text", "text": line},
+                    {"type": "text", "text": "Be kind. " * 90},
+                ]
+                body = {"model": "m", "max_tokens": 2, "system": system}
+                reply = await world.http.post("/v1/messages", json=body | {"messages": turns})
+                assert reply.status_code == 200, reply.text
+        asked = [sim.received("/v1/messages") for sim in world.sims]
+        bodies = [" ".join(each.body.decode() for each in requests) for requests in asked]
+        homes = [{agent for agent in said if f"number {agent}." in text} for text in bodies]
+        assert sum(map(len, homes)) == GROUPS  # each at one of them
+        assert hit_ratio(world) > 0.7
+
+
+@story
 async def test_without_it_they_go_anywhere():
     async with gateway(FAST, FAST, FAST, pool={"prefix": "off"}) as world:
         for question in range(8):

@@ -87,6 +87,20 @@ def test_an_input_that_is_a_string_begins_as_a_list_with_it(said):
     assert [of(turn, *more, path=b"/v1/responses") for turn in turns] == [alone] * 2
 
 
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_a_line_for_billing_with_another_hash_in_each_turn_tells_no_conversations_apart(in_parts):
+    """What translates Claude Code's requests to chats keeps it."""
+
+    def system(cch, text="You are terse."):
+        said = f"x-anthropic-billing-header: cc_version=2.1; cch={cch};\n{text}"
+        return {"role": "system", "content": [part(said)] if in_parts else said}
+
+    begun = of(system("eb6c6"), user("hi"))
+    assert of(system("0aaa9"), user("hi"), form("yes?", role="assistant"), user("more")) == begun
+    assert of(system("eb6c6"), user("ho")) != begun
+    assert of(system("eb6c6", "You are wordy."), user("hi")) != begun
+
+
 def test_of_the_same_text_with_other_images_each_is_a_conversation():
     images = [{"type": "image_url", "image_url": {"url": f"http://a/{n}.png"}} for n in range(2)]
     assert len({of(form(part("Describe it."), image)) for image in images}) == 2

@@ -115,6 +115,137 @@ def test_the_next_turn_of_a_response_shares_all_of_the_last():
     assert shared(one, other) == len(compact(first)) - 1
 
 
+def billed(request, text=SYSTEM, glue="\\n"):
+    return f"x-anthropic-billing-header: cc_version=2.1.119.47e; cc_entrypoint=cli; cch={request:05x};{glue}{text}"
+
+
+BILLED = {
+    "messages": (
+        Endpoint.MESSAGES,
+        lambda n: {
+            "system": [
+                {"type": "text", "text": billed(n, "", "")},
+                {"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}},
+            ],
+            "messages": [{"role": "user", "content": PROSE}],
+        },
+    ),
+    "a system text": (
+        Endpoint.MESSAGES,
+        lambda n: {"system": billed(n), "messages": [{"role": "user", "content": PROSE}]},
+    ),
+    "chat": (
+        Endpoint.CHAT,
+        lambda n: {
+            "messages": [
+                {"role": "system", "content": billed(n)},
+                {"role": "user", "content": PROSE},
+            ]
+        },
+    ),
+    "chat in parts": (
+        Endpoint.CHAT,
+        lambda n: {
+            "messages": [
+                {"role": "system", "content": [{"type": "text", "text": billed(n)}]},
+                {"role": "user", "content": PROSE},
+            ],
+            "user": "u",
+        },
+    ),
+    "response": (
+        Endpoint.RESPONSES,
+        lambda n: {"instructions": billed(n, glue="\n\n"), "input": PROSE},
+    ),
+}
+
+
+@pytest.mark.parametrize("dumps", [json.dumps, compact])
+@pytest.mark.parametrize(("endpoint", "written"), BILLED.values(), ids=BILLED)
+def test_a_line_for_billing_that_no_engine_reads_parts_no_prompts(endpoint, written, dumps):
+    """Claude Code writes another hash into it with each request."""
+    tools = [{"name": "look", "input_schema": {}}] if endpoint is Endpoint.MESSAGES else None
+    one, other = (
+        begin(call_of(dumps({"model": "m", **written(n), "tools": tools}).encode(), endpoint))
+        for n in (7, 70_000)
+    )
+    assert one == other
+    assert one.size > len(SYSTEM) + len(PROSE)
+
+
+def test_what_is_written_behind_the_line_for_billing_parts_prompts_as_ever():
+    one, other = (
+        begin(
+            call_of(
+                compact(
+                    {"model": "m", "messages": [{"role": "system", "content": billed(1, text)}]}
+                ).encode()
+            )
+        )
+        for text in (PROSE, CODE)
+    )
+    assert shared(one, other) == 0
+
+
+def marked(turns, at, *, last=True):
+    """Return turns with a mark of the prefix cache at one of them, as agents have it move on."""
+    mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    return [
+        {
+            "role": turn["role"],
+            "content": [
+                (part | mark if last else mark | part) if number == at else part
+                for part in turn["content"]
+            ],
+        }
+        for number, turn in enumerate(turns)
+    ]
+
+
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("dumps", [json.dumps, compact])
+def test_a_mark_of_the_cache_that_moves_on_parts_no_turns(dumps, last):
+    turns = [
+        {"role": role, "content": [{"type": "text", "text": PROSE}]}
+        for role in ("user", "assistant", "user")
+    ]
+    one, other = (
+        begin(
+            call_of(
+                dumps(
+                    {"model": "m", "system": SYSTEM, "messages": marked(each, at, last=last)}
+                ).encode(),
+                Endpoint.MESSAGES,
+            )
+        )
+        for each, at in ((turns[:1], 0), (turns, 2))
+    )
+    assert shared(one, other) == one.size - 1
+    bare = begin(
+        call_of(
+            dumps({"model": "m", "system": SYSTEM, "messages": turns}).encode(), Endpoint.MESSAGES
+        )
+    )
+    assert other.keys == bare.keys
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"cache_control": {"type": {"deep": 1}}},
+        {"cache_control": None},
+        {"text": PROSE + '"cache_control": {}, '},
+        {"cache_control": {"type": "ephemeral"}},
+    ],
+)
+def test_marks_of_any_form_and_number_do_no_harm(odd):
+    part = {"type": "text", "text": PROSE}
+    raw = json.dumps(
+        {"model": "m", "messages": [{"role": "user", "content": [part | odd] * 40}]}
+    ).encode()
+    assert begin(call_of(raw, Endpoint.MESSAGES)).size > 40 * len(PROSE)
+
+
 def test_a_prompt_of_many_short_messages_has_few_beginnings():
     turns = [{"role": "user", "content": "x"}] * 20_000
     many = begin(call_of(compact({"model": "m", "messages": turns}).encode()))
