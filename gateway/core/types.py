@@ -177,6 +177,7 @@ class Demand(msgspec.Struct, frozen=True):
     prompt_tokens: int
     exact: bool
     max_new_tokens: int | None = None
+    judged: bool = True  # False: nobody who could count it served yet
 
     @property
     def total_tokens(self) -> int:

@@ -3,6 +3,7 @@
     bound    free: says yes when the bytes alone prove it, and nothing otherwise
     settle   with the counted prompt: yes, no, or yes with less output
     unsettled  when nobody could count: the backend decides, where the window is its own
+    unjudged  while nobody serves who could: it is judged once it was let in
 
 Bytes can prove that a prompt fits, since no tokenizer makes more tokens than there are bytes. They
 cannot prove that it does not: a body may hold what never reaches the prompt, and a chat template
@@ -122,6 +123,15 @@ def unsettled(call: Call, *, route: Route, caller: Caller, policy: OverflowPolic
     most = _cut(call, ids if ids is not None else prompt_bytes(call))
     demand = Demand(most, ids is not None, _output_tokens(call, caller, policy))
     return _fitted(call, demand, route, caller, policy)
+
+
+def unjudged(call: Call, *, caller: Caller, policy: OverflowPolicy) -> Demand:
+    """Return the demand of a prompt that may wait for who can count it; the caller's output limit holds.
+
+    Raises:
+        RequestError: more output is asked for than the caller may have (400).
+    """
+    return Demand(len(call.body), False, _output_tokens(call, caller, policy), judged=False)
 
 
 def _fitted(

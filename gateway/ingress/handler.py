@@ -236,14 +236,13 @@ class Handler:
         """Send the request to a backend with room, and to another where that repeats nothing."""
         self.passing.keep_trail(settings.going_on, ask)
         while True:
-            slot = (
-                taken_ahead(ask)
-                or self.gate.enter(ask)
-                or await self._wait(settings, down, record, ask)
-            )
+            slot = taken_ahead(ask) or self.gate.enter(ask)
+            slot = slot or await self._wait(settings, down, record, ask)
             if ask.fallback is not None:
                 self.gate.note(ask, down.id, slot.backend_id)
             try:
+                if not ask.demand.judged:
+                    await self.measuring.judge(settings, record, ask)
                 backend = self.table.get(slot.backend_id)
                 fresh = False
                 while backend is not None:  # else a reload took it away while this request waited

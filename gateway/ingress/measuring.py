@@ -13,7 +13,7 @@ from msgspec import structs
 from gateway.admission.gate import Gate
 from gateway.core.aio import beside
 from gateway.core.types import SERVING, Ask, Call, Chance, Demand, Endpoint, Phase, RequestRecord
-from gateway.counting.context import bound, settle, unsettled
+from gateway.counting.context import bound, settle, unjudged, unsettled
 from gateway.counting.ids import Tokens
 from gateway.counting.offers import offers_of
 from gateway.ingress.downstream import Downstream
@@ -82,6 +82,15 @@ class Measuring:
         # In other pools `at_once` has found that the prompt's size does not tell.
         self._note(record, ask, demand or await self._counted(settings, ask))
 
+    async def judge(self, settings: Settings, record: RequestRecord, ask: Ask) -> None:
+        """Judge whether a request fits that was let in, but which nobody could count as it came.
+
+        Raises:
+            RequestError: it does not fit (400).
+        Cancel: nothing is held.
+        """
+        record.demand = ask.demand = await self._counted(settings, ask)
+
     async def _blocks(self, settings: Settings, ask: Ask) -> PromptBlocks | None:
         """Return the blocks of a prompt; None when no engine is asked about it, or nobody has its ids."""
         call, route = ask.call, ask.route
@@ -109,8 +118,8 @@ class Measuring:
         tokens = await settings.counters.count(call, route, serving)
         if tokens is not None:
             return settle(call, tokens, route=route, caller=caller, policy=policy)
-        if not serving:  # the gate says so, and when to come again
-            return Demand(len(call.body), exact=False, max_new_tokens=call.max_new_tokens)
+        if not serving:  # the gate says so, and when to come again; or it waits for one that starts
+            return unjudged(call, caller=caller, policy=policy)
         judge = partial(unsettled, call, route=route, caller=caller, policy=policy)
         return judge() if call.places is None else await beside(judge)
 

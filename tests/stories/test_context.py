@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.core.aio import start
 from gateway.core.endings import Ending
 from gateway.core.types import Phase, TrafficFailed
+from gateway.pools.facts import Tending
 from gateway.process import reload
 from gateway.sim.server import SimConfig
 from tests import keyfiles as keys
@@ -232,6 +234,50 @@ async def test_a_pool_without_backends_says_so_and_not_that_the_prompt_is_too_lo
         pools="pools: {m: {max_context: 512, backends: ['http://127.0.0.1:9']}}", wait=False
     ) as world:
         assert (await world.chat(LONG, max_tokens=5)).status_code == 503
+
+
+async def asked_while_it_starts(world, body):
+    """Return the reply to a request that waits for the only backend, which starts anew."""
+    table, clock = world.process.table, world.process.clock
+    (backend,) = table.backends("m")
+    starts = Tending(Phase.STARTING, "restart", "it starts", ready_at=clock.now() + 1)
+    table.tend(backend.id, starts)
+    asked = start(world.http.post("/v1/chat/completions", json=body), name="asked")
+    await world.until(lambda: world.process.handler.gate.queued("m") or asked.done())
+    table.tend(backend.id, None)
+    return await asked
+
+
+@pytest.mark.parametrize("engine", [ENGINE, UNTOLD], ids=["counts", "cannot count"])
+@pytest.mark.parametrize("by", ["pool", "key"])
+def test_a_smaller_window_is_held_for_what_waits_until_somebody_can_count(by, engine):
+    @story
+    async def check():
+        async with limited(by, engine) as world:
+            body = {"model": "m", "messages": user(LONG), "max_tokens": 5}
+            told = holds(await asked_while_it_starts(world, body))
+            assert ("your API key" in told["message"]) == (by == "key")
+            assert sent_on(world, "/v1/chat/completions") == []
+            if engine is ENGINE:
+                fits = {"model": "m", "messages": user("word " * 300), "max_tokens": 5}
+                assert (await asked_while_it_starts(world, fits)).status_code == 200
+            await world.settled()
+
+    check()
+
+
+@story
+async def test_a_keys_most_output_is_held_for_what_waits_until_somebody_can_count():
+    async with gateway(ENGINE) as world:
+        file = world.path.parent / "keys.yaml"
+        made = keys.create(file, name="small", max_output_tokens=7)
+        assert (await reload(world.process)).done
+        world.http.headers["authorization"] = f"Bearer {made.key}"
+        body = {"model": "m", "messages": user(LONG + "[[sim:tokens=900]]")}
+        reply = await asked_while_it_starts(world, body)
+        assert reply.json()["usage"]["completion_tokens"] == 7
+        reply = await asked_while_it_starts(world, {**body, "max_tokens": 900})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "max_tokens")
 
 
 @story
