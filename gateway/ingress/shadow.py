@@ -25,7 +25,7 @@ from gateway.core.aio import Clock
 from gateway.core.endpoints import GENERATES, READS
 from gateway.core.errors import GatewayError, RequestError, UpstreamError
 from gateway.core.traffic import Shadow
-from gateway.core.types import Ask, Call, Caller, Demand, Phase, Route, Slot
+from gateway.core.types import Ask, Caller, Demand, Phase, Route, Slot
 from gateway.ingress.downstream import Downstream
 from gateway.ingress.settings import Settings
 from gateway.pools.table import Backend, PoolTable
@@ -136,7 +136,7 @@ class Shadows:
         if backend is None or (allowed is not None and 2 * _held(backend) >= allowed):
             return False
         apart = settings.pools[to].prefix_cache is PrefixCache.PER_TENANT
-        out = _outgoing(down, call, backend, settings.salt(ask) if apart else None)
+        out = _outgoing(down, ask, backend, settings.salt(ask) if apart else None)
         silence = Silence(patience, now, backend.works)
         slot = self._table.take(backend.id, now, need, NOBODY.tenant)
         copy = _Copy(ask.route.pool, to, backend, slot)
@@ -183,14 +183,20 @@ _OUTCOMES: Final = {2: "ok", 4: "rejected"}
 
 
 def _outgoing(
-    down: Downstream, call: Call, backend: Backend, salt: Callable[[str | None], str] | None
+    down: Downstream, ask: Ask, backend: Backend, salt: Callable[[str | None], str] | None
 ) -> Outgoing:
-    """Return a copy as its backend gets it: under its model's name, with an id of its own."""
+    """Return a copy as its backend gets it: under its model's name, with an id of its own.
+
+    It may have as much output as the request itself, which its key or pool may have lowered.
+    """
+    call, most = ask.call, ask.demand.max_new_tokens
+    if most is not None and call.max_new_tokens is None and backend.window_tokens is not None:
+        most = min(most, backend.window_tokens)  # more than that an engine refuses
     body = upstream_body(
         call,
         served_model=backend.base_model or backend.pool,
         inject_usage=False,
-        max_new_tokens=call.max_new_tokens,
+        max_new_tokens=most,
         salt=salt,
         plain=backend.plain,
     )

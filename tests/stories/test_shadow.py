@@ -12,8 +12,10 @@ import pytest
 from gateway.core.types import Ask, Demand, Need
 from gateway.pools.elsewhere import UnderWay
 from gateway.pools.health import Order
+from gateway.process import reload
 from gateway.sim.server import SimConfig
 from gateway.wire.calls import ENDPOINTS, parse_call
+from tests import keyfiles as keys
 from tests.stories.support import FAST, gateway, story
 from tests.stories.test_supervision_signs import Forward
 
@@ -259,6 +261,33 @@ async def test_a_copy_is_in_the_prefix_cache_of_its_own_tenant():
         salt = json.loads(copy.body)["cache_salt"]
         assert salt
         assert salt == json.loads(asked.body)["cache_salt"]
+
+
+@pytest.mark.parametrize("stated", [{}, {"max_tokens": 900}])
+def test_a_copy_may_write_no_more_than_its_key_lets_the_request(stated):
+    @story
+    async def bounded():
+        text = pools().replace("    shadow:", "    on_overflow: clamp\n    shadow:")
+        async with gateway(FAST, NEXT, pools=text) as world:
+            made = keys.create(world.path.parent / "keys.yaml", name="small", max_output_tokens=7)
+            assert (await reload(world.process)).done
+            world.http.headers["authorization"] = f"Bearer {made.key}"
+            assert (await world.chat("go on [[sim:tokens=900]]", **stated)).status_code == 200
+            await world.until(lambda: copies(world) and under_way(world) == 0)
+            (copy,) = copies(world)
+            assert copy.tokens_emitted == 7
+
+    bounded()
+
+
+@story
+async def test_a_copy_for_a_model_with_a_smaller_window_asks_for_no_more_than_that():
+    text = pools().replace("    shadow:", "    max_context: 4000\n    shadow:")
+    small = SimConfig(model="next", speed=0, max_model_len=512)
+    async with gateway(FAST, small, pools=text) as world:
+        assert (await world.chat()).status_code == 200
+        await world.until(lambda: copies(world) and under_way(world) == 0)
+        assert await counted(world, "ok") == 1
 
 
 @story
