@@ -155,10 +155,20 @@ def tokenize_request(call: Call, served_model: str) -> bytes | None:
     if "messages" not in fields:
         return None
     asked |= {"messages": fields["messages"]} | _only(fields, _RENDERED)
-    kwargs = _only(fields, _FOR_TEMPLATE) | fields_of(fields.get("chat_template_kwargs", b"{}"))
+    kwargs = _for_template(fields)
     if kwargs:
         asked["chat_template_kwargs"] = kwargs
     return msgspec.json.encode(asked)
+
+
+def _for_template(fields: dict[str, Raw]) -> dict[str, Raw]:
+    """Return the template's variables of a chat; an effort of reasoning switches thinking on or off, too."""
+    given, own = fields_of(fields.get("chat_template_kwargs", b"{}")), _only(fields, _FOR_TEMPLATE)
+    effort = own.get("reasoning_effort")
+    if effort is None:
+        return given | own
+    thinks = Raw(b"false" if bytes(effort) == b'"none"' else b"true")
+    return {"enable_thinking": thinks} | given | own
 
 
 def longest_chat(call: Call) -> Call:

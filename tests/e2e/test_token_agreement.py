@@ -148,6 +148,12 @@ CHATS = {
         "chat_template_kwargs": {"enable_thinking": True, "unused": 3},
     },
     "effort": {"messages": [USER], "reasoning_effort": "low"},
+    "no effort": {"messages": [USER], "reasoning_effort": "none"},
+    "effort twice": {
+        "messages": [USER],
+        "reasoning_effort": "low",
+        "chat_template_kwargs": {"enable_thinking": False, "reasoning_effort": "high"},
+    },
     "documents": {"messages": [USER], "documents": [{"title": "t", "text": "every token back"}]},
     "tools": {"messages": [USER], "tools": [WEATHER, CLOCK]},
     "tools called": {"messages": [USER, CALLED, ANSWERED], "tools": [WEATHER, CLOCK]},
@@ -295,8 +301,8 @@ def test_the_local_count_is_the_engines(engine, path, body):
     assert counted(folder, path, body) == told(url, path, body)
 
 
-# POST /tokenize knows neither the older name of `reasoning` nor what an effort switches on.
-NOT_TOLD = ("refusal and reasoning", "effort")
+# POST /tokenize does not know the older name of `reasoning`.
+NOT_TOLD = ("refusal and reasoning",)
 TOLD = {name: body for name, body in CHATS.items() if name not in NOT_TOLD}
 
 

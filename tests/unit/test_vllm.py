@@ -308,7 +308,7 @@ def test_a_chat_is_counted_with_all_that_changes_its_prompt():
         "add_generation_prompt": False,
         "chat_template_kwargs": {
             "enable_thinking": False,
-            "reasoning_effort": "high",
+            "reasoning_effort": "low",
             "documents": [{"text": "a"}],
         },
     }
@@ -316,6 +316,14 @@ def test_a_chat_is_counted_with_all_that_changes_its_prompt():
         "model": "served",
         "messages": messages,
     }
+
+
+@pytest.mark.parametrize(("effort", "thinks"), [("none", False), ("low", True)])
+def test_of_a_chat_with_an_effort_the_thinking_that_it_switches_is_counted_too(effort, thinks):
+    messages = [{"role": "user", "content": "hi"}]
+    told = asked(b"/v1/chat/completions", messages=messages, reasoning_effort=effort)
+    switched = {"enable_thinking": thinks, "reasoning_effort": effort}
+    assert told["chat_template_kwargs"] == switched
 
 
 def test_a_single_text_is_counted():
