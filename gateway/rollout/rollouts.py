@@ -51,6 +51,7 @@ class TrialTold(msgspec.Struct):
     finding: Finding
     look: int  # the next one: a test that was made is not made again
     seen: Sides
+    ended_s: float | None = None  # so long ago nobody had it in his settings any more
 
 
 @dataclass(slots=True)
@@ -183,6 +184,11 @@ class Rollouts:
     def hand_over(self) -> None:
         """Learn and save nothing more, nor after a reload: another process judges these trials now."""
         self._running, self._handed_over = {}, True
+
+    @property
+    def handed_over(self) -> bool:
+        """Whether another process judges these trials."""
+        return self._handed_over
 
     def tell(self) -> dict[str, TrialTold]:
         """Return what this gateway saw of each pool's canary, and what it holds for found."""

@@ -2,24 +2,33 @@
 
 Who judges holds a lease in the shared store. Of workers without Redis it is the one that leads. What a gateway tells
 are sums since the trial began, so what a lost beat had is in the next one. Without the store there is no verdict.
+
+What a gateway saw counts after its death, unless the trial ended since: who does not have it in the settings says so
+of what only the dead told. So a trial that is set up again begins anew, also where new settings are new processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
 from gateway.core.aio import Clock, periodic
-from gateway.rollout.rollouts import Rollouts, TrialTold
+from gateway.rollout.rollouts import Rollouts, Sides, TrialTold
+from gateway.rollout.verdict import Finding
 from gateway.store.seat import Seat
 from gateway.store.shared import Board, SharedStore, StoreUnavailable
 
 _BEAT_S: Final = 1.0
 _KEPT_S: Final = 3600.0  # what a gateway saw stays true when it is gone
+_DEAD_S: Final = 5.0  # who has not told anything for so long is gone
 _FORMAT: Final = msgspec.json.Decoder(dict[str, TrialTold])
+
+_Trial = tuple[str, str]  # pool, and digest of the settings
+_Others = Sequence[tuple[Mapping[str, TrialTold], float]]  # what each told, and its age
 
 
 @dataclass(slots=True)
@@ -33,6 +42,10 @@ class Together:
     elects: bool
     _seat: Seat = field(init=False)
     _tells: bool = False  # others may hear of a canary here, so its end is told too
+    _listens: bool = True  # others told of canaries lately
+    _ended: dict[_Trial, float] = field(
+        default_factory=dict
+    )  # since when nobody has them, as is known here
 
     def __post_init__(self) -> None:
         self._seat = Seat("canaries", self.id, self.store, self.clock)
@@ -43,11 +56,12 @@ class Together:
 
     async def turn(self) -> None:
         """Tell what was seen here, and hear of the others."""
-        told = self.rollouts.tell()
-        if not told and not self._tells:
+        trials = self.rollouts.tell()
+        if not (trials or self._tells or self._listens):
             return
+        told = trials | self._ends()
         try:
-            if self.elects:
+            if self.elects and trials:
                 await self._seat.keep()
             text = msgspec.json.encode(told).decode() if told else ""
             found = await self.store.beat(self.id, text, _KEPT_S, Board.CANARIES)
@@ -60,7 +74,48 @@ class Together:
             others = [
                 (_told(text), age_s) for each, (text, age_s) in found.items() if each != self.id
             ]
-            self.rollouts.hear(others)
+            self._listens = bool(others)
+            self._note_ends(trials, others)
+            self.rollouts.hear(_lasting(others, self._ends()))
+
+    def _note_ends(self, trials: Mapping[str, TrialTold], others: _Others) -> None:
+        """Note which trials have ended: only the dead told of them, and they are not in the settings here."""
+        now = self.clock.now()
+        self._ended = {each: at for each, at in self._ended.items() if now - at < _KEPT_S}
+        if self.rollouts.handed_over:
+            return
+        living = {trial for every, age_s in others if age_s < _DEAD_S for trial in _trials(every)}
+        known = {trial for every, _ in others for trial in _trials(every)}
+        self._ended |= dict.fromkeys(known - living - _trials(trials), now)
+
+    def _ends(self) -> dict[str, TrialTold]:
+        """Return what is told of trials that have ended."""
+        now = self.clock.now()
+        return {
+            f"{pool} {settings}": TrialTold(settings, Finding.OPEN, 1, Sides(), now - at)
+            for (pool, settings), at in self._ended.items()
+        }
+
+
+def _trials(every: Mapping[str, TrialTold]) -> set[_Trial]:
+    return {(pool, each.settings) for pool, each in every.items() if each.ended_s is None}
+
+
+def _lasting(others: _Others, own: Mapping[str, TrialTold]) -> _Others:
+    """Return what others told of trials that have not ended since; `own` are the ends that are known here."""
+    ended_s: dict[str, float] = {}
+    for every, age_s in (*others, (own, 0.0)):
+        for name, each in every.items():
+            if each.ended_s is not None:
+                ended_s[name] = min(ended_s.get(name, math.inf), age_s + each.ended_s)
+
+    def lasts(pool: str, each: TrialTold, age_s: float) -> bool:
+        return each.ended_s is None and age_s < ended_s.get(f"{pool} {each.settings}", math.inf)
+
+    return [
+        ({pool: each for pool, each in every.items() if lasts(pool, each, age_s)}, age_s)
+        for every, age_s in others
+    ]
 
 
 def _told(text: str) -> Mapping[str, TrialTold]:

@@ -271,6 +271,33 @@ class Gateways:
         return [site.reserve() for site in self.sites]
 
 
+class Lives:
+    """One gateway that is restarted, each time without the state folder of the last; the store stays."""
+
+    def __init__(self, folder):
+        self.folder, self.clock, self.count = folder, HeldClock(), 0
+        self.store = MemoryStore(self.clock)
+
+    def begin(self, **canary):
+        """Return the site of the next life; the one before it has ended."""
+        self.count += 1
+        (folder := self.folder / f"life {self.count}").mkdir()
+        site = Site(folder, **canary)
+        site.clock = site.rollouts._clock = self.clock
+        site.rollouts.judges = False
+        self.now = Together(site.rollouts, self.store, self.clock, f"life {self.count}", True)
+        self.beat()
+        return site
+
+    def beat(self):
+        self.pass_by(3)
+
+    def pass_by(self, seconds):
+        for _ in range(seconds):
+            asyncio.run(self.now.turn())
+            self.clock.at += 1
+
+
 @pytest.mark.parametrize("redis", [True, False])
 def test_of_several_gateways_one_judges_what_all_saw_and_all_take_its_verdict(tmp_path, redis):
     gateways = Gateways(tmp_path, 3, redis=redis, weight=0.5, automatic=True)
@@ -362,3 +389,50 @@ def test_without_the_store_there_is_no_verdict_and_nothing_is_forgotten(tmp_path
     serve(gateways.sites[0], 100, outcome=Outcome.UPSTREAM_REJECTED)
     assert gateways.events() == []
     assert gateways.sites[0].trial.trial.requests == 115
+
+
+@pytest.mark.parametrize("outcome", [Outcome.UPSTREAM_REJECTED, Outcome.OK])
+def test_a_canary_that_ended_begins_anew_where_gateways_are_restarted_with_their_settings(
+    tmp_path, outcome
+):
+    """As in Kubernetes: each change of settings is another process, and the store outlives them all."""
+    lives = Lives(tmp_path)
+    before = lives.begin(weight=0.5, automatic=True)
+    serve(before, 40 if outcome is not Outcome.OK else 2600, outcome=outcome)
+    lives.beat()
+    assert before.trial.finding is not Finding.OPEN
+    lives.begin()
+    lives.pass_by(30)
+    again = lives.begin(weight=0.5, automatic=True)
+    lives.beat()
+    assert (again.trial.finding, again.trial.trial.requests, again.reserve()) == (
+        Finding.OPEN,
+        0,
+        set(),
+    )
+    later = lives.begin(weight=0.5, automatic=True)
+    lives.beat()
+    assert (later.trial.finding, later.trial.trial.requests) == (Finding.OPEN, 0)
+
+
+def test_a_gateway_that_is_restarted_amid_a_trial_goes_on_with_what_the_one_before_saw(tmp_path):
+    lives = Lives(tmp_path)
+    before = lives.begin(weight=0.5)
+    serve(before, 15, outcome=Outcome.UPSTREAM_REJECTED)
+    lives.beat()
+    lives.clock.at += 60  # it takes a while to start
+    again = lives.begin(weight=0.5)
+    lives.pass_by(10)
+    assert (again.trial.finding, again.trial.trial.requests) == (Finding.OPEN, 15)
+
+
+def test_who_has_no_canary_in_the_settings_neither_ends_nor_judges_that_of_another(tmp_path):
+    gateways = Gateways(tmp_path, 2, weight=0.5)
+    gateways.sites[0].reload()
+    gateways.beat()
+    serve(gateways.sites[1], 40, outcome=Outcome.UPSTREAM_REJECTED)
+    for _ in range(10):
+        gateways.sites[0].clock.at += 1
+        gateways.beat()
+    assert gateways.events() == [(1, "worse")]
+    assert gateways.sites[1].trial.trial.requests == 40
