@@ -17,14 +17,22 @@ from gateway.prefix.ranked import RankedIndex
 from gateway.wire.vllm import chats_take_ids
 
 
-def member(pool: str, config: BackendConfig, known: Backend | None, now: float) -> Backend:
-    """Return the backend of a setting: the `known` one of its name, if its address and key are the same."""
+def member(
+    pool: str, settings: PoolConfig, config: BackendConfig, known: Backend | None, now: float
+) -> Backend:
+    """Return the backend of a setting: the `known` one of its name, if its address, key and kind are the same."""
     key = config.api_key.get_secret_value() if config.api_key is not None else None
-    if known is not None and known.url == config.url and known.api_key == key:
+    same = (config.url, key, _is_plain(settings, config))
+    if known is not None and (known.url, known.api_key, known.plain) == same:
         return known
     backend = Backend(pool, config.name, config.url, key, health=HealthState(since=now))
     backend.weigh(now)
     return backend
+
+
+def _is_plain(pool: PoolConfig, config: BackendConfig) -> bool:
+    """Whether a backend is no vLLM."""
+    return (config.engine or pool.engine) is Engine.OPENAI
 
 
 def configure(
@@ -43,7 +51,7 @@ def configure(
     backend.only_base_name = pool.served_model is not None
     guesses = (backend.pool, *pool.aliases)
     backend.base_names = guesses if pool.served_model is None else (pool.served_model,)
-    backend.plain = (config.engine or pool.engine) is Engine.OPENAI
+    backend.plain = _is_plain(pool, config)
     if backend.plain:  # Ollama lists the tag of a model that has none
         backend.base_names += tuple(f"{name}:latest" for name in backend.base_names)
     told = config.endpoints if config.endpoints is not None else pool.endpoints

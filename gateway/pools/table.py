@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from gateway.config.models import BackendConfig, HealthConfig, PoolConfig
+from gateway.config.models import HealthConfig, PoolConfig
 from gateway.core.aio import Clock
 from gateway.core.exclusion import Exclusion
 from gateway.core.prefix import Prefix
@@ -115,7 +115,7 @@ class PoolTable:
     def apply(self, pools: Mapping[str, PoolConfig], health: HealthConfig | None = None) -> None:
         """Make the configuration's backends the members; those that stay keep all their state.
 
-        A backend stays when its pool, name, address and key are the same. One that goes takes no
+        A backend stays when its pool, name, address, key and kind are the same. One that goes takes no
         new work; with requests in flight it is DRAINING until the last has ended.
         """
         now = self._clock.now()
@@ -124,7 +124,9 @@ class PoolTable:
         before, self._backends = self._backends, {}
         self._pools = {}
         for pool, config in pools.items():
-            members = tuple(self._member(pool, each, before, now) for each in config.backends)
+            known = [before.get(f"{pool}/{each.name}") for each in config.backends]
+            pairs = zip(config.backends, known, strict=True)
+            members = tuple(self._own(member(pool, config, *pair, now)) for pair in pairs)
             self._pools[pool] = members
             for backend, settings in zip(members, config.backends, strict=True):
                 self._backends[backend.id] = backend
@@ -178,10 +180,7 @@ class PoolTable:
             backend.window_tokens = window_tokens
             self._changed()
 
-    def _member(
-        self, pool: str, config: BackendConfig, before: Mapping[str, Backend], now: float
-    ) -> Backend:
-        backend = member(pool, config, before.get(f"{pool}/{config.name}"), now)
+    def _own(self, backend: Backend) -> Backend:
         backend.give_back = backend.give_back or partial(self._give_back, backend)
         return backend
 

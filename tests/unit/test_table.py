@@ -614,6 +614,19 @@ def test_a_reload_keeps_what_did_not_change(table):
     assert backend.in_flight == 0
 
 
+def test_one_that_is_scraped_no_more_since_a_reload_has_lost_no_metrics(table):
+    """As where several vLLMs turn out to be behind one address."""
+    make_ready(table)
+    scrape(table, waiting=40)
+    table.apply(pools(m=[{"url": ONE, "engine": "openai"}, TWO]))
+    make_ready(table, at=101.0)
+    backend = table.get("m/b1")
+    table.apply(pools(m={"engine": "openai", "backends": [ONE, TWO]}))
+    assert table.get("m/b1") is backend  # it was one before
+    table.observe("m/b1", ProbePassed(130.0))
+    assert (backend.phase, backend.sample) == (Phase.READY, None)
+
+
 def test_a_reload_changes_limits_in_place(table):
     backend = make_ready(table)
     changed = {"backends": [{"url": ONE, "max_in_flight": 1}, TWO]}
@@ -630,8 +643,11 @@ def test_a_reload_changes_limits_in_place(table):
     assert not backend.saturated(102.0)
 
 
-@pytest.mark.parametrize("changed", [{"url": TWO}, {"url": ONE, "api_key": "new"}])
-def test_another_address_or_key_is_another_backend(clock, changed):
+@pytest.mark.parametrize(
+    "changed",
+    [{"url": TWO}, {"url": ONE, "api_key": "new"}, {"url": ONE, "engine": "openai"}],
+)
+def test_another_address_key_or_engine_is_another_backend(clock, changed):
     table = PoolTable(clock)
     table.apply(pools(m=[ONE]))
     old = make_ready(table)
