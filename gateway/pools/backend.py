@@ -85,6 +85,7 @@ class Backend(Server):
     prefix_index: PrefixIndex | None = None  # what its prefix cache holds; None: `prefix: off`
     sessions: Sessions = field(default_factory=Sessions)
     uses: Uses = field(default_factory=Uses)  # of its pool
+    telling: set[Endpoint | None] = field(default_factory=set)  # whose replies told what was cached
 
     # What it serves.
     models: dict[str, ServedModel] = field(default_factory=dict)
@@ -238,6 +239,7 @@ class Backend(Server):
     def forget_prefixes(self) -> None:
         """Note that its prefix cache is empty: it is another process, or asleep."""
         self.sessions.forget()
+        self.telling.clear()
         if self.prefix_index is not None:
             self.prefix_index.forget()
 

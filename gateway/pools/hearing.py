@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gateway.core.types import Endpoint
 from gateway.pools.backend import Backend
 from gateway.pools.progress import Listened
 from gateway.pools.pulse import Waits
@@ -34,6 +35,18 @@ def compare(members: Sequence[Backend], now: float) -> None:
         backend.tally.tick(now)
         backend.slowness, backend.token_cost, backend.uses = slowness, cost, members[0].uses
         backend.weigh(now)
+
+
+def tells_cached(backend: Backend, endpoint: Endpoint | None, cached_tokens: int | None) -> bool:
+    """Whether what a reply tells of its cached tokens is to be believed, nothing too.
+
+    vLLM always tells them in replies of `/v1/responses`, in others by a flag alone. And of an endpoint that told
+    them once, some versions tell nothing where none were. Where no endpoint tells, the engine's counter does.
+    """
+    telling = backend.telling
+    if cached_tokens is not None and endpoint not in telling:
+        telling.add(endpoint)
+    return endpoint in telling or not telling
 
 
 def canary_s(backend: Backend, token_s: float, now: float) -> float:

@@ -42,7 +42,7 @@ from gateway.pools.configured import adopt_models, configure, member
 from gateway.pools.elsewhere import NOTHING, UnderWay
 from gateway.pools.facts import HealthState, Policy, Tending, carried_nowhere
 from gateway.pools.health import Order, advance, listen, obey, tend
-from gateway.pools.hearing import compare, take_in
+from gateway.pools.hearing import compare, take_in, tells_cached
 from gateway.pools.pulse import Pulse, Waits
 from gateway.pools.sparing import after_failure, leave_out
 from gateway.pools.speed import Speed
@@ -234,7 +234,8 @@ class PoolTable:
                 continue
             sent, usage, index = record.sent, record.usage, backend.prefix_index
             if sent and usage and index is not None and usage.source is _UPSTREAM:
-                index.ended(sent, usage.cached_tokens)
+                if tells_cached(backend, record.endpoint, usage.cached_tokens):
+                    index.ended(sent, usage.cached_tokens)
                 backend.sessions.ended(sent, usage.cached_tokens)
             undisturbed = record.stream and not (record.resumed or record.failed)
             gap_s = record.token_gap_s if undisturbed else None

@@ -146,7 +146,11 @@ class ApproximateIndex:
         """Change nothing: the engine keeps the prompt cached."""
 
     def forget(self) -> None:
-        """Note that the cache is empty: the process restarted, or its cache was reset."""
+        """Note that the cache is empty: the process restarted, maybe with other flags."""
+        self._told = False
+        self._drop()
+
+    def _drop(self) -> None:
         if self.news is not None and (self.young or self.old):  # who knows nothing has no news
             self.news.forget()
         self.young, self.old, self._young_tokens = set(), set(), 0
@@ -241,7 +245,7 @@ class ApproximateIndex:
         self._prompts = self._expected_tokens = 0
         self._found_tokens = min(max(0.0, found - expected), expected)
         if found < _RESET_RATIO * expected:
-            self.forget()
+            self._drop()
 
 
 def tokens_of_each(indexes: Sequence[PrefixIndex | None], prefix: Prefix) -> list[int]:

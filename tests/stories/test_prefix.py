@@ -145,6 +145,22 @@ async def test_an_engine_whose_cache_was_reset_is_believed_no_longer():
 
 
 @story
+async def test_replies_that_never_tell_what_was_cached_say_nothing_against_the_cache_beside_such_as_do():
+    """By default vLLM tells it in replies of `/v1/responses`, and in no others."""
+    async with gateway(FAST, FAST) as world:
+        asked = {"model": "m", "instructions": system(0), "input": "What?", "max_output_tokens": 2}
+        for question in range(40):
+            for group in range(GROUPS):
+                await ask(world, group, question, stream=question % 2 == 0)
+            told = await world.http.post("/v1/responses", json=asked)
+            assert told.json()["usage"]["input_tokens_details"]["cached_tokens"] >= 0
+        world.process.ledger.post()
+        assert [each.prefix_index.trust > 0.9 for each in world.process.table] == [True, True]
+        homes = [groups_of(sim) for sim in world.sims]
+        assert sum(map(len, homes)) == GROUPS
+
+
+@story
 async def test_tenants_with_caches_apart_follow_no_other_tenants_prompts():
     async with gateway(FAST, FAST, pool={"prefix_cache": "per_tenant"}) as world:
         file = world.path.parent / "keys.yaml"

@@ -403,6 +403,20 @@ def test_a_reply_that_found_more_than_expected_leaves_nothing_sure():
     assert held.sent(prompt(7, 8)).surely_read_tokens == 1000
 
 
+def test_a_server_that_tells_nothing_any_more_since_its_restart_is_measured_by_its_counter():
+    held = ApproximateIndex()
+    held.scraped(None, 0.0)
+    held.ended(held.sent(prompt(1, 2)), 0)
+    held.forget()  # its flag is gone
+    held.scraped(None, 0.0)
+    for number in range(40):
+        sent = held.sent(prompt(1, 2))
+        held.read(sent)
+        held.ended(sent, None)
+        held.scraped(None, 1000.0 * number)
+    assert (held.trust, held.tokens(prompt(1, 2))) == (1.0, 1000)
+
+
 def test_what_was_never_read_is_not_held_and_the_rest_stays():
     held = ApproximateIndex()
     held.sent(prompt(1, 2, 8, 9))

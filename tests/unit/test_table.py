@@ -23,6 +23,7 @@ from gateway.core.types import (
     UsageSource,
 )
 from gateway.pools.health import Order
+from gateway.pools.hearing import tells_cached
 from gateway.pools.limit import START
 from gateway.pools.table import Backend, PoolTable
 
@@ -423,6 +424,18 @@ def test_a_saturated_backend_stays_ready(table):
     backend = make_ready(table)
     scrape(table, running=1000, waiting=1000, kv=1.0)
     assert backend.phase is Phase.READY
+
+
+def test_only_replies_of_endpoints_that_told_it_say_that_nothing_was_cached(table):
+    backend = table.get("m/b1")
+    assert tells_cached(backend, Endpoint.CHAT, None)  # nobody tells: its counter does
+    assert tells_cached(backend, Endpoint.RESPONSES, 0)
+    assert not tells_cached(backend, Endpoint.CHAT, None)
+    assert tells_cached(backend, Endpoint.RESPONSES, None)
+    assert tells_cached(backend, Endpoint.CHAT, 16)
+    assert tells_cached(backend, Endpoint.CHAT, None)
+    backend.forget_prefixes()  # it is another process
+    assert tells_cached(backend, Endpoint.CHAT, None)
 
 
 def test_releasing_twice_counts_once(table):
