@@ -119,8 +119,10 @@ class PrefixIndex(Protocol):
     def sent(self, prefix: Prefix) -> SentPrompt:
         """Note that a prompt was sent there."""
 
-    def ended(self, sent: SentPrompt, cached_tokens: int | None) -> None:
-        """Note that a prompt was read. `cached_tokens` is what the reply reports; None: nothing."""
+    def ended(
+        self, sent: SentPrompt, cached_tokens: int | None, prompt_tokens: int | None = None
+    ) -> None:
+        """Note that a prompt was read. `cached_tokens` of `prompt_tokens` is what the reply reports; None: nothing."""
 
     def scraped(self, capacity_tokens: int | None, hits: float | None) -> None:
         """Take in a scrape: how much the cache holds, and the engine's counter of cache hits in tokens."""

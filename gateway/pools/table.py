@@ -235,8 +235,8 @@ class PoolTable:
             sent, usage, index = record.sent, record.usage, backend.prefix_index
             if sent and usage and index is not None and usage.source is _UPSTREAM:
                 if tells_cached(backend, record.endpoint, usage.cached_tokens):
-                    index.ended(sent, usage.cached_tokens)
-                backend.sessions.ended(sent, usage.cached_tokens)
+                    index.ended(sent, usage.cached_tokens, usage.prompt_tokens)
+                backend.sessions.ended(sent, usage.cached_tokens, usage.prompt_tokens)
             undisturbed = record.stream and not (record.resumed or record.failed)
             gap_s = record.token_gap_s if undisturbed else None
             if gap_s is not None:

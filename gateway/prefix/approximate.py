@@ -33,6 +33,9 @@ _TELLING, _TELLING_TOKENS = (
     4_000,
 )  # prompts, and what is expected of them, that are compared at a time
 _RESET_RATIO: Final = 0.1  # if less of what was expected is found, the cache was reset
+# A prompt that nobody counted is taken for a token in four bytes. Text with many escapes has fewer of them, so what
+# is found is compared with what was expected in the engine's tokens.
+_SCALE_WEIGHT, _MOST_SCALE = 0.2, 10.0
 # So much more may be found than was expected, as tokens are estimates and prompts are read meanwhile.
 _MORE_RATIO, _MORE_TOKENS = 1.25, 512
 
@@ -48,6 +51,7 @@ class ApproximateIndex:
         "_hits",
         "_lately_tokens",
         "_prompts",
+        "_scale",
         "_sure",
         "_told",
         "_young_tokens",
@@ -72,6 +76,7 @@ class ApproximateIndex:
         self._lately_tokens: int | None = (
             None  # expected since the last scrape; None: nothing was read
         )
+        self._scale = 1.0  # tokens that prompts have, for each that they were taken for
         self._sure = True  # the engine finds no more cached than we know of
         self._told = False  # replies report cached tokens, so the counter is not needed
         self.news: News | None = None  # for other gateways, where there are any
@@ -140,7 +145,7 @@ class ApproximateIndex:
     def read(self, sent: SentPrompt) -> None:
         """Note the first token: the engine has counted by now what it found cached."""
         if not self._told:
-            self._expect(sent)
+            self._expect(sent, self._scale)
 
     def over(self, sent: SentPrompt) -> None:
         """Change nothing: the engine keeps the prompt cached."""
@@ -187,15 +192,21 @@ class ApproximateIndex:
 
     # --- what was really cached ---
 
-    def ended(self, sent: SentPrompt, cached_tokens: int | None) -> None:
+    def ended(
+        self, sent: SentPrompt, cached_tokens: int | None, prompt_tokens: int | None = None
+    ) -> None:
         """Note that a prompt was read. `cached_tokens` is what the reply reports; None: nothing."""
         if cached_tokens is not None:
             self._told = True
-        self._expect(sent)
+        scale, taken_tokens = self._scale, sent.prefix.prompt_tokens
+        if prompt_tokens and taken_tokens:
+            scale = min(prompt_tokens / taken_tokens, _MOST_SCALE)
+            self._scale += _SCALE_WEIGHT * (scale - self._scale)
+        self._expect(sent, scale)
         if self._told:
-            found_tokens = cached_tokens or 0
-            self._found_tokens += min(found_tokens, sent.known_tokens)
-            self._sure = _about_all_known(sent.known_tokens, found_tokens)
+            known_tokens, found_tokens = int(scale * sent.known_tokens), cached_tokens or 0
+            self._found_tokens += min(found_tokens, known_tokens)
+            self._sure = _about_all_known(known_tokens, found_tokens)
             self._judge()
 
     def scraped(self, capacity_tokens: int | None, hits: float | None) -> None:
@@ -214,19 +225,20 @@ class ApproximateIndex:
             self._found_tokens += found_tokens
             self._judge()
 
-    def _expect(self, sent: SentPrompt) -> None:
+    def _expect(self, sent: SentPrompt, scale: float) -> None:
         """Count what was expected of a prompt, once, if anything tells what is found."""
         if sent.counted or not (self._told or self._hits is not None):
             return
         sent.counted = True
-        self._lately_tokens = (self._lately_tokens or 0) + sent.known_tokens
-        if sent.known_tokens:
+        known_tokens = int(scale * sent.known_tokens)
+        self._lately_tokens = (self._lately_tokens or 0) + known_tokens
+        if known_tokens:
             self._prompts += 1
-            self._expected_tokens += sent.known_tokens
+            self._expected_tokens += known_tokens
         news = self.news
         if news is not None:
-            news.expected_tokens += sent.known_tokens
-            news.prompts += sent.known_tokens > 0
+            news.expected_tokens += known_tokens
+            news.prompts += known_tokens > 0
 
     def _judge(self) -> None:
         """Compare what was found with what was expected of some prompts, as soon as they are enough.

@@ -113,9 +113,11 @@ class PreciseIndex:
         if self._mirror is not None:
             self._mirror.expect_no_more(sent.expected)
 
-    def ended(self, sent: SentPrompt, cached_tokens: int | None) -> None:
+    def ended(
+        self, sent: SentPrompt, cached_tokens: int | None, prompt_tokens: int | None = None
+    ) -> None:
         """Note that a prompt was read. `cached_tokens` is what the reply reports; None: nothing."""
-        self.guess.ended(sent, cached_tokens)
+        self.guess.ended(sent, cached_tokens, prompt_tokens)
 
     def read(self, sent: SentPrompt) -> None:
         """Note the first token: the blocks of this prompt are not looked up any more."""

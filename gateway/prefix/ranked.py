@@ -93,11 +93,13 @@ class RankedIndex:
         if rank is not None:
             self.engines[rank].unsent(sent)
 
-    def ended(self, sent: SentPrompt, cached_tokens: int | None) -> None:
+    def ended(
+        self, sent: SentPrompt, cached_tokens: int | None, prompt_tokens: int | None = None
+    ) -> None:
         """Note that a prompt was read. `cached_tokens` is what the reply reports; None: nothing."""
         rank = self._rank(sent)
         if rank is not None:
-            self.engines[rank].ended(sent, cached_tokens)
+            self.engines[rank].ended(sent, cached_tokens, prompt_tokens)
 
     def scraped(self, capacity_tokens: int | None, hits: float | None) -> None:
         """Take in how much each cache holds. The hit counter is of all engines together, so it is not used."""

@@ -69,12 +69,17 @@ class Sessions:
             if not last.tokens:
                 del self.last[session.key]
 
-    def ended(self, sent: SentPrompt, cached_tokens: int | None) -> None:
+    def ended(
+        self, sent: SentPrompt, cached_tokens: int | None, prompt_tokens: int | None = None
+    ) -> None:
         """Note that a prompt was read, and correct the session's trust.
 
-        `cached_tokens` is what the reply reports. If it reports nothing, the hashes of the prompt tell.
+        `cached_tokens` of `prompt_tokens` is what the reply reports. If it reports nothing, the hashes of the
+        prompt tell.
         """
         session, found = sent.prefix.session, cached_tokens
+        if found and prompt_tokens:  # as many of those that it was taken for
+            found = found * sent.prefix.prompt_tokens // prompt_tokens
         if session is None or not sent.session_tokens:
             return
         if found is None and sent.prefix.keys:

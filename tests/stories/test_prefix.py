@@ -5,6 +5,8 @@ import dataclasses
 import json
 import time
 
+import pytest
+
 from gateway.core.aio import start
 from gateway.prefix.ranked import RankedIndex
 from gateway.process import reload
@@ -158,6 +160,37 @@ async def test_replies_that_never_tell_what_was_cached_say_nothing_against_the_c
         assert [each.prefix_index.trust > 0.9 for each in world.process.table] == [True, True]
         homes = [groups_of(sim) for sim in world.sims]
         assert sum(map(len, homes)) == GROUPS
+
+
+@pytest.mark.parametrize("sim", [TELLS, FAST], ids=["replies", "counter"])
+def test_text_of_more_bytes_than_usual_for_its_tokens_is_believed_to_be_cached_as_any_other(sim):
+    """Chinese, as Python's `json` and `requests` write it: six bytes for each character."""
+
+    @story
+    async def believed():
+        large, said = dataclasses.replace(sim, max_model_len=200_000), []
+        async with gateway(large, large) as world:
+            (home, other) = world.process.table
+            for turn in range(40):
+                said += [{"role": "user", "content": f"{turn} " + "请善待火车。" * 40}]
+                asked = {"model": "m", "max_tokens": 2, "messages": said, "user": "u"}
+                reply = await world.http.post(
+                    "/v1/chat/completions",
+                    content=json.dumps(asked),
+                    headers={"content-type": "application/json"},
+                )
+                assert reply.status_code == 200, reply.text
+                world.process.ledger.post()
+                seen = [each.sample for each in (home, other)]
+                await world.until(
+                    lambda seen=seen: all(each.sample not in seen for each in (home, other))
+                )
+            home = home if len(home.prefix_index) else other
+            assert home.prefix_index.trust > 0.85
+            ((_, last),) = home.sessions.last.items()
+            assert last.trust > 0.85
+
+    believed()
 
 
 @story
