@@ -29,6 +29,7 @@ from gateway.core.types import Ask, Caller, Demand, Phase, Route, Slot
 from gateway.ingress.downstream import Downstream
 from gateway.ingress.settings import Settings
 from gateway.pools.table import Backend, PoolTable
+from gateway.routing.fallback import is_of_one_model
 from gateway.routing.trial import place_of
 from gateway.upstream.client import Client, Outgoing
 from gateway.upstream.engineids import engine_id, plain_id
@@ -88,7 +89,7 @@ class Shadows:
         if shadow is None or shadow.pool not in settings.pools or call.endpoint not in _COPIED:
             return
         try:
-            if place_of(ask, f"shadow in {shadow.pool}") >= shadow.share:
+            if place_of(ask, f"shadow in {shadow.pool}") >= shadow.share or is_of_one_model(call):
                 return
             if not self._may_start(down, ask, shadow) or not self._start(
                 settings, down, ask, patience

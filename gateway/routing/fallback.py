@@ -1,6 +1,6 @@
 """Which pools may answer in place of the one that a request asks for. Pure.
 
-A request goes to another pool only if it was certainly not executed, and only if its answer is text:
+A request goes to another pool only if it was certainly not executed, and only if it asks in text for text:
 vectors and token ids of two models are not comparable. The key must be allowed to use the other pool by
 name. Only the settings of the requested pool count, so a request never goes in circles.
 """
@@ -21,10 +21,17 @@ from gateway.core.errors import (
     Unavailable,
 )
 from gateway.core.traffic import Cause
-from gateway.core.types import Ask, Endpoint, Route
+from gateway.core.types import Ask, Call, Endpoint, Route
 from gateway.routing.catalog import Catalog
+from gateway.wire.large import fields_at_hand
 
 _AS_TEXT: Final = GENERATES | {Endpoint.TRANSCRIPTIONS, Endpoint.TRANSLATIONS}
+# Fields that speak of token ids, or have vectors of a model in place of text.
+_OF_ONE_MODEL: Final = (
+    *("logit_bias", "stop_token_ids", "allowed_token_ids", "logprob_token_ids"),
+    *("return_token_ids", "prompt_embeds"),
+)
+_NOTHING: Final = frozenset((b"", b"null", b"false", b"{}", b"[]"))
 _CAUSES: Final[Mapping[str | None, Cause]] = {
     Unavailable.default_code: Cause.NO_BACKEND,
     Overloaded.default_code: Cause.OVERLOAD,
@@ -42,10 +49,20 @@ def cause_by(code: str | None) -> Cause | None:
     return _CAUSES.get(code)
 
 
+def is_of_one_model(call: Call) -> bool:
+    """Whether a request says by the tokens of its model what another one would read, or write, otherwise."""
+    if call.model_at is not None or not call.body:  # a form, or one that is only thought of
+        return False
+    if call.prompt_token_ids is not None:
+        return True
+    fields = fields_at_hand(call)
+    return any(bytes(fields.get(name, b"")) not in _NOTHING for name in _OF_ONE_MODEL)
+
+
 def stand_ins(cause: Cause, ask: Ask, pool: PoolConfig, catalog: Catalog) -> list[Route]:
     """Return the routes of the pools that may answer instead of `pool`, the first choice first."""
     caller, endpoint, adapter = ask.caller, ask.call.endpoint, ask.route.adapter
-    if not caller.falls_back or endpoint not in _AS_TEXT:
+    if not caller.falls_back or endpoint not in _AS_TEXT or is_of_one_model(ask.call):
         return []
     if adapter is not None and adapter not in pool.fallback.adapters:
         return []

@@ -171,6 +171,30 @@ async def test_a_prompt_too_long_for_its_pool_goes_where_the_window_is_larger():
         assert not [each for each in world.sims[0].requests if "chat" in each.path]
 
 
+@pytest.mark.parametrize(
+    ("path", "asked", "taken"),
+    [
+        ("completions", {"prompt": [5, 6, 7]}, False),
+        ("completions", {"prompt": [[5, 6], [7]]}, False),
+        ("completions", {"prompt": "hi", "logit_bias": {"50256": -100}}, False),
+        ("completions", {"prompt": "hi", "stop_token_ids": [2]}, False),
+        ("completions", {"prompt": "hi", "logit_bias": {}, "stop_token_ids": None}, True),
+        ("completions", {"prompt": "hi", "seed": 1}, True),
+    ],
+)
+def test_what_is_asked_in_the_tokens_of_its_model_is_answered_by_no_other(path, asked, taken):
+    @story
+    async def refused():
+        async with gateway(BIG, SMALL, pools=two("no_backend: small")) as world:
+            take_out(world)
+            body = {"model": "big", "max_tokens": 1, **asked}
+            reply = await world.http.post(f"/v1/{path}", json=body)
+            assert reply.status_code == (200 if taken else 503), reply.text
+            assert len(world.sims[1].received(f"/v1/{path}")) == taken
+
+    refused()
+
+
 @story
 async def test_a_key_may_rule_it_out_and_must_be_allowed_the_other_model():
     async with gateway(BIG, SMALL, pools=two("no_backend: small")) as world:

@@ -291,10 +291,21 @@ async def test_a_copy_for_a_model_with_a_smaller_window_asks_for_no_more_than_th
 
 
 @story
+async def test_what_is_asked_in_the_tokens_of_its_model_is_not_copied_to_another():
+    async with gateway(FAST, NEXT, pools=pools()) as world:
+        for prompt in ([5, 6, 7], "hi"):
+            body = {"model": "m", "prompt": prompt, "max_tokens": 1}
+            assert (await world.http.post("/v1/completions", json=body)).status_code == 200
+        await world.until(lambda: world.sims[1].received("/v1/completions"))
+        (copy,) = world.sims[1].received("/v1/completions")
+        assert json.loads(copy.body)["prompt"] == "hi"
+
+
+@story
 async def test_what_the_other_pool_forbids_and_what_is_large_is_not_copied():
-    text = pools().replace("  next:\n", "  next:\n    parameters: {deny: [logit_bias]}\n")
+    text = pools().replace("  next:\n", "  next:\n    parameters: {deny: [logprobs]}\n")
     async with gateway(FAST, NEXT, pools=text) as world:
-        assert (await world.chat(max_tokens=1, logit_bias={"1": 1})).status_code == 200
+        assert (await world.chat(max_tokens=1, logprobs=True)).status_code == 200
         assert await counted(world, "dropped") == 1
         long = await world.chat("word " * 3000, max_tokens=1, user="x" * 80_000)
         assert long.status_code == 200, long.text
