@@ -27,6 +27,7 @@ class RankedIndex:
         self._work_tokens = [0] * len(engines)  # of our requests in flight, as prompt tokens
         self._ours = [0] * len(engines)  # our requests in flight
         self._foreign_tokens = [0] * len(engines)
+        self._listed = True  # the server has shown them since it began
 
     @property
     def kv_events(self) -> KvEvents | None:
@@ -52,7 +53,7 @@ class RankedIndex:
 
         If the request cannot name its engine, that is the mean of all.
         """
-        if prefix.takes_rank:
+        if prefix.takes_rank and self._listed:
             return self._best(prefix)[1]
         return sum(engine.tokens(prefix) for engine in self.engines) // len(self.engines)
 
@@ -62,7 +63,7 @@ class RankedIndex:
 
     def sent(self, prefix: Prefix) -> SentPrompt:
         """Note that a prompt was sent, to the engine of `SentPrompt.rank`."""
-        if not prefix.takes_rank:  # the server chooses, and does not say which
+        if not (prefix.takes_rank and self._listed):  # the server chooses, and does not say which
             return SentPrompt(prefix, self.tokens(prefix), 0, 0)
         rank, cached_tokens = self._best(prefix)
         sent = self.engines[rank].sent(prefix)
@@ -108,11 +109,13 @@ class RankedIndex:
 
     def loaded(self, requests: Sequence[int]) -> None:
         """Take in how many requests each engine has at a scrape, those of other clients included."""
+        self._listed = True
         for rank, count in enumerate(requests):
             self._foreign_tokens[rank] = max(0, count - self._ours[rank]) * _FOREIGN_TOKENS
 
     def forget(self) -> None:
-        """Note that all caches are empty."""
+        """Note that all caches are empty. Another process may have fewer engines, and refuses ranks beyond them."""
+        self._listed = False
         for engine in self.engines:
             engine.forget()
 

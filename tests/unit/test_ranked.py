@@ -62,6 +62,19 @@ def test_what_was_sent_before_the_engines_changed_in_number_counts_nowhere():
     assert {held.sent(prompt(key, home=key)).rank for key in range(2)} == {0, 1}
 
 
+def test_a_server_that_began_anew_is_told_no_rank_until_it_has_shown_its_engines():
+    """It may have fewer by now: vLLM refuses a rank that it has not."""
+    held = ranked(4)
+    sent = held.sent(prompt(1, home=3))
+    assert sent.rank == 3
+    held.over(sent)
+    held.forget()
+    assert held.sent(prompt(1, home=3)).rank is None
+    assert held.tokens(prompt(1, home=3)) == 0
+    held.loaded((0, 0, 0, 0))
+    assert held.sent(prompt(1, home=3)).rank == 3
+
+
 def test_requests_of_others_count():
     held = ranked()
     held.loaded((3, 0))
