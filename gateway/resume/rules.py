@@ -165,8 +165,17 @@ def may_recite(call: Call) -> bool:
     return call.dialect in RECITED and call.stream
 
 
+_IDS: Final = "return_token_ids"
+_IDS_WRITTEN: Final = _IDS.encode()
+_NOT_ECHOED: Final = (b"null", b"false")
+
+
 def may_trail(call: Call) -> bool:
-    """Whether it is worth keeping a trail of the stream that a call asks for."""
+    """Whether it is worth keeping a trail of the stream that a call asks for, and nobody notices that.
+
+    An engine that tells token ids leaves out the prompt that it was to echo. Source: vLLM 0.32,
+    `entrypoints/openai/completion/serving.py`; seen there.
+    """
     if not (
         (call.dialect is Dialect.CHAT or call.dialect is Dialect.COMPLETIONS)
         and call.stream
@@ -174,9 +183,12 @@ def may_trail(call: Call) -> bool:
         and call.model_at is None
     ):
         return False
-    if call.places is None:
-        return b"return_token_ids" not in call.body  # the client wants them itself
-    return _LONGEST.issuperset(call.places.keys() - fields_at_hand(call).keys())
+    if call.places is None and call.dialect is Dialect.CHAT:
+        return _IDS_WRITTEN not in call.body  # the client wants them itself
+    fields = fields_at_hand(call)
+    if _IDS in fields or bytes(fields.get("echo", b"null")) not in _NOT_ECHOED:
+        return False
+    return _LONGEST.issuperset((call.places or {}).keys() - fields.keys())
 
 
 def held_back_chars(call: Call) -> int:

@@ -263,7 +263,7 @@ class CompletionsWriter:
             "logprobs": None,
             "finish_reason": piece.finish,
             "stop_reason": piece.stop_reason,
-            "prompt_token_ids": list(piece.plan.prompt) if first and ids else None,
+            "prompt_token_ids": list(piece.plan.prompt) if first and (ids or ask.echo) else None,
             "token_ids": ids,
         }
         chunk = self._chunk([choice])
@@ -320,7 +320,8 @@ class CompletionsWriter:
         return None if self.cache is None else {"cached_tokens": self.cache.found}
 
     def _echo(self, index: int) -> str:
-        return self._texts[index // self._head.ask.n] if self._head.ask.echo else ""
+        ask = self._head.ask
+        return self._texts[index // ask.n] if ask.echo and not ask.return_token_ids else ""
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         head = self._head

@@ -654,6 +654,30 @@ def test_a_large_body_and_a_cache_of_its_own_do_not_keep_it_from_going_on():
     check()
 
 
+@pytest.mark.parametrize("prompt", ["tell me", "tell me " * 10_000])
+def test_a_prompt_that_is_to_be_echoed_is_there_whoever_could_go_on(prompt):
+    @story
+    async def check():
+        roomy = replace(SIM, max_model_len=100_000)
+        async with gateway(roomy, roomy) as world:
+            echoed = text(await read(world, PATHS[1], prompt=prompt, echo=True))
+            assert echoed == prompt + text(await read(world, PATHS[1], prompt=prompt))
+
+    check()
+
+
+def test_the_ids_that_a_client_asks_for_in_a_large_body_are_there():
+    @story
+    async def check():
+        roomy = replace(SIM, max_model_len=100_000)
+        async with gateway(roomy, roomy) as world:
+            messages = [{"role": "user", "content": "tell me " * 10_000}]
+            raw = await read(world, messages=messages, return_token_ids=True)
+            assert raw.count(b'"token_ids":[') == 40
+
+    check()
+
+
 def test_a_pool_without_it_ends_with_an_error():
     @story
     async def check():

@@ -599,6 +599,26 @@ def test_of_a_large_body_only_its_small_fields_are_kept():
     assert (rest["model"], rest["temperature"], len(rest["messages"])) == ("m", 0, 1)
 
 
+def test_a_client_of_a_large_body_that_wants_the_ids_itself_gets_them():
+    body = b'{"messages":["%b"],"return_token_ids":true}' % (b"x" * 70_000)
+    places = {"messages": (12, 70_016), "return_token_ids": (len(body) - 5, len(body) - 1)}
+    assert not may_trail(structs.replace(call(), body=body, places=places))
+
+
+@pytest.mark.parametrize(("echo", "trails"), [(True, False), (False, True), (None, True)])
+def test_a_prompt_that_is_to_be_echoed_leaves_no_trail(echo, trails):
+    """The engine that tells ids leaves it out."""
+    asked = call(Dialect.COMPLETIONS, echo=echo)
+    assert may_trail(asked) is trails
+    body = asked.body[:-1] + b',"prompt":"%b"}' % (b"x" * 70_000)
+    at = body.index(b'"echo": ') + 8
+    places = {
+        "echo": (at, at + len(json.dumps(echo))),
+        "prompt": (len(body) - 70_003, len(body) - 1),
+    }
+    assert may_trail(structs.replace(asked, body=body, places=places)) is trails
+
+
 def test_a_large_field_that_the_ids_do_not_stand_for_leaves_no_trail():
     body = b'"%b"' % (b"x" * 70_000)
     for name, trails in (("messages", True), ("tools", False), ("response_format", False)):
