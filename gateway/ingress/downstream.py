@@ -34,7 +34,7 @@ from gateway.wire.calls import EndpointSpec
 from gateway.wire.forms import FormReader
 from gateway.wire.frames import OPENAI, error_frame
 from gateway.wire.replies import Fault
-from gateway.wire.sse import DONE, HEARTBEAT
+from gateway.wire.sse import DONE
 
 if TYPE_CHECKING:
     from gateway.ingress.server import GatewayProtocol
@@ -313,13 +313,13 @@ class Downstream:
             self.write(b": queued position=%d%b\n\n" % (position, eta))
             self._announced_bytes = self.bytes_out
 
-    def beat(self, reply: Reply) -> None:
+    def beat(self, reply: Reply, comment: bytes) -> None:
         """Write a comment, so that nothing in between thinks the connection dead; it is no part of an answer."""
         answering = self.answering
         if not self.started:
             self.begin(reply)
             self.started_at = None
-        self.write(HEARTBEAT)
+        self.write(comment)
         if not answering:
             self._announced_bytes = self.bytes_out
 

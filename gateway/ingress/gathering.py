@@ -39,7 +39,7 @@ class Gathering:
         """Whether any of it has come."""
         return self.started
 
-    def beat(self, reply: Reply) -> None:
+    def beat(self, reply: Reply, comment: bytes) -> None:
         """Nobody is to be kept waiting."""
 
     def end(self, data: bytes = b"") -> None:

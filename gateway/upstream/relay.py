@@ -28,10 +28,10 @@ from gateway.core.errors import (
     UpstreamError,
 )
 from gateway.upstream.reply import Reply
-from gateway.upstream.watch import Watch
+from gateway.upstream.watch import Watch, is_comment
 from gateway.wire.chunks import inside
 from gateway.wire.replies import Fault, fault_of
-from gateway.wire.sse import IN_ORDER
+from gateway.wire.sse import HEARTBEAT, IN_ORDER
 
 TICK_S: Final = 0.5  # how often on_tick comes; all times below are good to about that
 _TOLD_AS_IT_IS: Final = (BackendTimeout, BackendDown, StreamMoved)
@@ -58,7 +58,7 @@ class ClientSide(Protocol):
     def write(self, data: bytes) -> None:
         """Write body bytes."""
 
-    def beat(self, reply: Reply) -> None:
+    def beat(self, reply: Reply, comment: bytes) -> None:
         """Write a comment, so that the connection is not thought dead, behind the reply's head."""
 
     def end(self, data: bytes = b"") -> None:
@@ -181,6 +181,9 @@ class Relay:
         if error is not None:
             self._stop(error)
             return False
+        if watch.between_frames and is_comment(out):  # that is no answer
+            self._client.beat(self._reply, out)
+            return True
         self._begun = True
         if self._client.started:  # a comment went ahead
             self._client.write(out)
@@ -235,9 +238,9 @@ class Relay:
             self._end_for_backend()
         elif silence.too_long(now):
             self._break(silence.error(now))
-        elif now - self._beaten_at >= patience.heartbeat_s:
+        elif now - self._beaten_at >= patience.heartbeat_s and self.watch.between_frames:
             self._beaten_at = now
-            self._beat()
+            self._client.beat(self._reply, HEARTBEAT)
 
     # --- called by the client's protocol ----------------------------------------------------------
 
@@ -277,10 +280,6 @@ class Relay:
         error = StreamBroke(message)
         error.in_order = framed and self.watch.fault in IN_ORDER
         return error
-
-    def _beat(self) -> None:
-        if self.watch.between_frames:
-            self._client.beat(self._reply)
 
     def _break(self, error: GatewayError) -> None:
         if self._done.done():

@@ -65,6 +65,11 @@ class Watch(Protocol):
         """The stream breaks off; return an ending that says why, empty if none can be written."""
 
 
+def is_comment(data: bytes) -> bool:
+    """Whether what may be sent on is nothing but comments, as servers keep a connection alive with."""
+    return data.startswith(b":") and all(line[:1] in b":" for line in data.splitlines())
+
+
 class PlainWatch:
     """Look on at a body that is no event stream and too large to be judged as a whole.
 

@@ -144,6 +144,30 @@ async def test_a_stream_that_was_only_kept_alive_is_answered_by_another_server(c
         assert line["ttft_s"] > 200 / 130  # no comment is a first token
 
 
+@pytest.mark.parametrize("resumable", [True, False])
+@story
+async def test_a_server_that_says_comments_only_has_not_answered(resumable):
+    """vLLM with `--sse-keep-alive-interval`, and llama.cpp, while they read a prompt."""
+    asked = {"stream": True, "max_tokens": 3, "logprobs": not resumable}
+    async with gateway(FAST, FAST, access=True) as world:
+        for sim in world.sims:
+            sim.inject("only_comments@1")
+        async with asyncio.TaskGroup() as group:
+            sent = group.create_task(world.chat(**asked))
+            await world.until(lambda: any(each.bytes_out for each in world.process.ingress.live))
+            backends = world.process.table.backends("m")
+            first = next(n for n, each in enumerate(backends) if each.in_flight)
+            world.sims[1 - first].clear()
+            await process_dies(world.sims[first])
+        reply = sent.result()
+        assert reply.text.startswith(": keep-alive")
+        assert frames(reply.text)[-1] == "[DONE]"
+        assert '"error"' not in reply.text
+        await world.settled()
+        (line,) = world.access_lines()
+        assert (line["outcome"], line["attempts"], line["resumed"]) == ("ok", 2, 0)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("crash", [engine_dies, process_dies])
 def test_what_a_crash_finds_unanswered_is_answered_by_another_server(crash, stream):
