@@ -29,4 +29,4 @@ class VeiledStream(StreamWatch):
 
     def broken(self, fault: Fault) -> bytes:
         """Take note that the stream broke off; return the ending that tells why."""
-        return self._veil.end() + super().broken(fault)
+        return self._veil.feed(super().broken(fault)) + self._veil.end()

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gateway.core.types import Dialect
-from gateway.wire.sse import StreamWatch
+from gateway.wire.sse import CUT_SHORT, StreamWatch
 from gateway.wire.veil import Veil, veiled
 from gateway.wire.veiledstream import VeiledStream
 
@@ -75,6 +75,14 @@ def test_a_stream_says_nothing_of_the_cache_and_we_still_count_it():
     assert out == stream.replace(b'"cached_tokens":8', b'"cached_tokens":0')
     assert hidden.complete
     assert hidden.usage.cached_tokens == 8
+
+
+def test_a_usage_that_waits_for_the_end_is_veiled_where_the_stream_breaks_off():
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":8}}}\n\n'
+    plain, hidden = watch(StreamWatch), watch(VeiledStream)
+    assert plain.feed(usage) + hidden.feed(usage) == b""
+    assert plain.broken(CUT_SHORT).startswith(usage)
+    assert hidden.broken(CUT_SHORT).startswith(usage.replace(b"8", b"0"))
 
 
 def test_a_frame_too_long_to_be_held_is_veiled_too():
