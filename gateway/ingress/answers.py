@@ -24,6 +24,7 @@ from gateway.core.types import Ask, Call, Dialect, Outcome, RequestRecord, Usage
 from gateway.ingress.downstream import Downstream
 from gateway.ingress.heads import header_lines
 from gateway.limiting.rules import header_lines as header_lines_of
+from gateway.resume.stream import TrailedStream
 from gateway.upstream.engineids import is_of_another
 from gateway.upstream.reading import is_encoded
 from gateway.upstream.reply import JSON_LINE, Reply
@@ -214,7 +215,10 @@ class _VeiledPlain(PlainWatch):
 
 
 def used(watch: Watch, reply: Reply, record: RequestRecord) -> Usage | None:
-    """Return the usage of what was passed on: as the backend told it, else counted by the events that came."""
+    """Return the usage of what was passed on: as the backend told it, else counted.
+
+    By its token ids, if they are kept: an event may have several tokens, or none. Else by the events that came.
+    """
     if (told := watch.usage) is not None or reply.status >= 400:
         return told
     if b"metadata" in reply.headers:
@@ -222,6 +226,8 @@ def used(watch: Watch, reply: Reply, record: RequestRecord) -> Usage | None:
     if not reply.is_event_stream:
         return None  # what came of it has no tokens that could be counted
     began, demand, need = watch.began, record.demand, record.need
+    if isinstance(watch, TrailedStream) and (counts := watch.trail.counts) is not None:
+        return Usage(*counts, UsageSource.COUNTED)
     if began is not None:
         return Usage(began.prompt_tokens, watch.events, UsageSource.COUNTED, began.cached_tokens)
     exact = demand is not None and demand.exact

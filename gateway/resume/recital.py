@@ -76,6 +76,7 @@ class Recital:
 
     kind: Final = ""
     reasoned: Final = False
+    counts: Final = None  # who goes on tells ids, and the first backend none
     shows = staticmethod(shown_by_chat)  # the rest always comes as chat chunks
 
     __slots__ = (

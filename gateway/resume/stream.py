@@ -151,7 +151,7 @@ class TrailedStream(StreamWatch):
 
     def _counted(self) -> bytes:
         """Return the last frame of a stream that had said everything: its usage, which its ids tell if nothing did."""
-        counts = self.trail.counts if isinstance(self.trail, Trail) else None
+        counts = self.trail.counts
         if counts is None:
             return b""
         self.usage = used = self.usage or Usage(*counts, UsageSource.COUNTED)

@@ -30,6 +30,7 @@ class Transcript:
     reasoned: Final = False  # reasoning cannot be gone on with
     kind: Final = ""
     is_plain: Final = True
+    counts: Final = None  # nobody tells token ids
 
     __slots__ = (
         "_bytes",

@@ -19,6 +19,7 @@ from gateway.core.types import (
 )
 from gateway.ingress.answers import answer, as_told, unfit, used, watch_over
 from gateway.ingress.charging import actual_of
+from gateway.resume.stream import TrailedStream
 from gateway.upstream.engineids import engine_id
 from gateway.upstream.reply import Reply
 
@@ -163,6 +164,27 @@ def test_else_it_is_what_came_and_the_prompt_that_was_expected_not_its_bound(exa
     watch = watch_over(stream, CHAT, "r", 1 << 20)
     watch.feed(b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null}]}\n\n')
     assert used(watch, stream, record(exact=exact)) == Usage(9, 1, source)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b'"delta":{"content":"a b c"},"finish_reason":null,"token_ids":[5,6,7]'],
+        [
+            b'"delta":{},"finish_reason":null,"token_ids":[5]',
+            b'"delta":{"content":"a"},"finish_reason":null,"token_ids":[6,7]',
+        ],
+    ],
+)
+def test_of_a_stream_whose_token_ids_are_kept_they_are_counted_not_its_events(frames):
+    """A busy engine puts several into one event, and one more event tells the role."""
+    watch = TrailedStream(CHAT, Demand(1200, exact=False), request_id="r")
+    head = b'data: {"id":"a","choices":[{"index":0,'
+    watch.feed(head + b'"delta":{"role":"assistant","content":""}}],"prompt_token_ids":[1,2]}\n\n')
+    for each in frames:
+        watch.feed(head + each + b"}]}\n\n")
+    stream = reply(b"text/event-stream")
+    assert used(watch, stream, record()) == Usage(2, 3, UsageSource.COUNTED)
 
 
 def test_a_large_reply_may_tell_its_usage_before_all_else():
