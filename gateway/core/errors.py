@@ -37,6 +37,7 @@
     |   |-- StaleConnection               502     (reused connection died unanswered: one retry)
     |   |-- BackendBroke                  502     (died or spoke nonsense before the first byte)
     |   |   |-- MisdirectedReply            502     (the reply names another request)
+    |   |   |-- BackendStopping             502     (it drains, and takes nothing new: retried)
     |   |   `-- RestRefused                 502     (it takes no rest of another's stream)
     |   |-- StreamBroke                   502     (after the first byte: an error frame, never a retry)
     |   |   `-- StreamMoved                 502     (cut by us: it has a place elsewhere)
@@ -352,6 +353,12 @@ class MisdirectedReply(BackendBroke):
     """The reply names another request: it was meant for another client, and nobody gets it."""
 
     ending = Ending.MISDIRECTED
+
+
+class BackendStopping(BackendBroke):
+    """The backend was told to stop, and answers requests that it does not take any more: nothing was done."""
+
+    ending = Ending.HTTP_5XX
 
 
 class RestRefused(BackendBroke):

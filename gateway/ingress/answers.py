@@ -9,6 +9,7 @@ import msgspec
 
 from gateway.core.errors import (
     BackendBroke,
+    BackendStopping,
     ContextLengthExceeded,
     EngineFull,
     GatewayError,
@@ -39,6 +40,9 @@ from gateway.wire.veiledstream import VeiledStream
 _OK: Final = Outcome.OK  # looked up once: 0.15 us before Python 3.12
 _FULL: Final = 503  # vLLM's own admission control: back-pressure, not sickness
 _TOO_MANY: Final = 429  # the same, as TGI says it
+# What a vLLM answers to new requests while it drains (`--shutdown-timeout`), though its health is good: the threads
+# that read prompts have ended. Source: Python's ThreadPoolExecutor; seen with vLLM 0.32.
+_FAILED, _STOPPING = 500, "cannot schedule new futures after shutdown"
 GENERATES: Final = (Dialect.CHAT, Dialect.COMPLETIONS)
 _NO_REPLY: Final = "The backend answered with something else than a model's reply."
 
@@ -164,10 +168,17 @@ def check_taken(reply: Reply, ask: Ask, *, plain: bool, falls_back: bool) -> Non
 
     Raises:
         EngineFull: it refused it for capacity.
+        BackendStopping: its server takes no more of them.
         ContextLengthExceeded: it is too long for it, and another pool may take it.
     """
     if reply.status == _FULL or (plain and reply.status == _TOO_MANY):
         raise engine_full(reply, ask.call)
+    if reply.status == _FAILED:
+        told = upstream_fault(reply.status, reply.body or b"", ask.call.dialect)
+        if told.message == _STOPPING:
+            raise BackendStopping(
+                "The server that this request was sent to is shutting down. Please retry."
+            )
     if falls_back and (error := too_long(reply, ask.call)):
         raise error
 

@@ -14,6 +14,7 @@ from gateway.core.aio import Clock, beside
 from gateway.core.endings import Attempt, Barrier, Ending
 from gateway.core.errors import (
     BackendBroke,
+    BackendStopping,
     EngineFull,
     MisdirectedReply,
     RequestForgotten,
@@ -177,7 +178,7 @@ class Retrying:
         if isinstance(error, UpstreamError) and error.in_order:
             self.quarantine.ended_in_order(backend.id)
             return True
-        if isinstance(error, RequestForgotten):
+        if isinstance(error, RequestForgotten | BackendStopping):
             return True
         of = await self.lost(down, record, backend, error.ending)
         if of is None:

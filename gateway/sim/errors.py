@@ -9,6 +9,7 @@ BUSY: Final = (
     "The engine is currently busy and cannot accept new requests."
     " Please try again later or on a different instance."
 )
+STOPPING: Final = "cannot schedule new futures after shutdown"
 
 
 class SimError(Exception):
@@ -67,6 +68,11 @@ def missing(name: str, fields: int) -> SimError:
 def engine_dead() -> SimError:
     """Answer for an engine that died."""
     return SimError(500, ENGINE_DEAD, kind="InternalServerError")
+
+
+def stopping() -> SimError:
+    """Answer for a server that was told to stop, and drains."""
+    return SimError(500, STOPPING, kind="InternalServerError")
 
 
 def busy() -> SimError:

@@ -23,6 +23,7 @@ its body. Only inference requests are hit, unless the table says otherwise.
                                          all, 500s and /health 503, then the listener is gone
     admission_503                        refused for capacity
     http_500               [status]      an error in vLLM's form (default 500)
+    stopping                             told to stop, it drains: an error for what is new
     html_error             [status]      an HTML page as from a proxy (default 502)
     keepalive_close                      closes when a request comes on a connection used before
     slow_metrics           [duration]    /metrics answers late (default 5s)
@@ -60,6 +61,7 @@ _ARGUMENTS: Final[dict[str, tuple[re.Pattern[str] | None, str | None]]] = {
     "die_on_prompt": (_TEXT, None),
     "admission_503": (None, None),
     "http_500": (_NUMBER, "500"),
+    "stopping": (None, None),
     "html_error": (_NUMBER, "502"),
     "keepalive_close": (None, None),
     "slow_metrics": (_DURATION, "5s"),

@@ -25,7 +25,7 @@ from gateway.sim import adapters, tasks, vectors
 from gateway.sim.ask import COUNT_TOKENS, MESSAGES, parse_body, read_json
 from gateway.sim.config import SimConfig
 from gateway.sim.engine import Engine
-from gateway.sim.errors import SimError, engine_dead
+from gateway.sim.errors import SimError, engine_dead, stopping
 from gateway.sim.faults import Fault
 from gateway.sim.frames import compact
 from gateway.sim.generate import EVENT_STREAM, GENERATING, JSON, generate
@@ -303,6 +303,8 @@ class SimServer:
         if failing := faults.take("http_500"):
             status = failing.number or 500
             raise SimError(status, "Internal server error", kind="InternalServerError")
+        if faults.take("stopping"):
+            raise stopping()
         if page := faults.take("html_error"):
             reply.send(page.number or 502, _HTML, {"content-type": "text/html"})
             return True

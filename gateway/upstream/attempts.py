@@ -7,7 +7,7 @@ Only what surely was not executed, or has nobody who still works on it, is tried
     EngineFull        the engine took nothing of it         another backend that has room now; else the same
                                                             one, if it asks for it within two seconds
     any, if over      its backend is proven dead, ended it in order,     another backend, or a wait for one
-                      or has forgotten it
+                      has forgotten it, or stops and did not take it
     anything else     the engine may still work                          told
 
 Nothing is tried again once the client has a byte of a reply, when the body is held nowhere any more,

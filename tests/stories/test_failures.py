@@ -44,6 +44,47 @@ async def test_with_nobody_to_ask_the_client_gets_an_honest_5xx():
         assert "127.0.0.1" not in reply.text
 
 
+ASKED = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
+    "/v1/completions": {"prompt": "x", "max_tokens": 2},
+    "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
+    "/v1/responses": {"input": "x", "max_output_tokens": 2},
+    "/v1/embeddings": {"input": "x"},
+}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", ASKED)
+def test_what_a_server_does_not_take_as_it_stops_is_answered_by_another_one(path, stream):
+    """vLLM drains for `--shutdown-timeout`, and its health is good."""
+
+    @story
+    async def check():
+        async with gateway(FAST, FAST, access=True) as world:
+            world.sims[0].inject("stopping")
+            asked = {"model": "m", "stream": stream, **ASKED[path]}
+            stopping = world.process.table.get("m/b1")
+            while not stopping.kept_out:
+                reply = await world.http.post(path, json=asked)
+                assert reply.status_code == 200, reply.text
+                assert '"error"' not in reply.text
+                assert len(world.sims[0].received(path)) <= 5
+            await world.settled()
+            assert {each["outcome"] for each in world.access_lines()} == {"ok"}
+
+    check()
+
+
+@story
+async def test_that_the_only_server_stops_is_told():
+    async with gateway(FAST) as world:
+        world.sims[0].inject("stopping@1")
+        reply = await world.chat(max_tokens=1)
+        assert reply.status_code == 502
+        assert "is shutting down" in reply.json()["error"]["message"]
+        assert (await world.chat(max_tokens=1)).status_code == 200
+
+
 @story
 async def test_an_idle_connection_that_the_backend_closes_costs_no_request():
     async with gateway(FAST) as world:
