@@ -12,6 +12,7 @@ answer: one that kills does so again where it did before.
 A loss is an attempt whose connection broke, or that an engine which lives no more answered with an error; a death
 is a loss after which the health check is refused, broken off, or says that the engine is dead, within five seconds.
 What is drained or restarted by order dies of nothing, nor does what ends a reply in order meanwhile: it is stopped.
+(What was lost with a server that was stopped has nobody who works on it, all the same: `died`.)
 All that was in flight at a death was present, so an innocent request that was there twice is kept out too, if
 nothing speaks for it: its sender is told.
 
@@ -84,6 +85,8 @@ class Quarantine:
         self._losses = Losses(_MOST_LOSSES)
         self._ends: dict[str, End] = {}  # the last of each backend
         self._suspects: OrderedDict[bytes, Suspect] = OrderedDict()
+        # Lost with a backend that was stopped, by its id and the request: the oldest first, for five seconds.
+        self._stopped: dict[tuple[str, bytes], Loss] = {}
 
     def share(self, key: bytes, tell: Callable[[list[Presence]], None]) -> None:
         """Know requests by the key of all workers, and tell the others what is proven here. Call it first of all."""
@@ -107,7 +110,7 @@ class Quarantine:
         self.watched[of.body_bytes] += 1
         if (gone := self._losses.add(loss)) is not None:
             self._unwatch(gone.of)
-        if self._is_dead(loss) is not None:
+        if self._has_ended(loss) is not None:
             self._losses.look_again(backend.id)
         for listener in self.on_lost:
             listener(backend.id)
@@ -149,6 +152,11 @@ class Quarantine:
         for end in [*self._ends.values()]:
             if now - end.began_at >= _DIES_WITHIN_S:
                 del self._ends[end.backend_id]
+        while self._stopped:
+            key, loss = next(iter(self._stopped.items()))
+            if now - loss.at < _DIES_WITHIN_S:
+                break
+            del self._stopped[key]
         while self._suspects:
             first = next(iter(self._suspects.values()))
             if now < first.seen_at + QUARANTINE_S:
@@ -163,14 +171,18 @@ class Quarantine:
         is_new = self._losses.looks_new(backend_id, told)
         if not is_new and now - losses[0].at < _DIES_WITHIN_S:
             return []
-        found = [(loss, self._is_dead(loss)) for loss in losses]
+        found = [(loss, self._has_ended(loss)) for loss in losses]
         decided = [
-            (loss, dead)
-            for loss, dead in found
-            if dead is not None or now - loss.at >= _DIES_WITHIN_S
+            (loss, ended)
+            for loss, ended in found
+            if ended is not None or now - loss.at >= _DIES_WITHIN_S
         ]
         self._losses.decided(backend_id, [loss for loss, _ in decided])
-        dead_of = [loss for loss, dead in decided if dead]
+        lost = [loss for loss, ended in decided if ended]
+        for loss in (each for each in lost if each.end.in_order):
+            self._stopped.pop((backend_id, loss.of.digest), None)
+            self._stopped[backend_id, loss.of.digest] = loss
+        dead_of = [loss for loss in lost if not loss.end.in_order]
         for loss in dead_of:
             loss.end.proven_at = min(loss.end.proven_at, now)
             self._present(loss)
@@ -178,10 +190,10 @@ class Quarantine:
             self._unwatch(loss.of)
         return [loss.told() for loss in dead_of]
 
-    def _is_dead(self, loss: Loss) -> bool | None:
-        """Whether the backend died of it, or with it; None while that is not known."""
+    def _has_ended(self, loss: Loss) -> bool | None:
+        """Whether the backend died of it, or with it, or was stopped; None while that is not known."""
         backend = self._table.get(loss.end.backend_id)
-        if backend is None or loss.end.in_order:
+        if backend is None:
             return False
         health = backend.health
         if health.probed_at < loss.at:
@@ -224,7 +236,7 @@ class Quarantine:
     def undecided(self, of: Fingerprint) -> bool:
         """Whether a request may turn out to have been at two deaths, within seconds."""
         self.tick()
-        pending = self._losses.of(of.digest)
+        pending = [each for each in self._losses.of(of.digest) if not each.end.in_order]
         known = self._suspects.get(of.digest)
         if not pending:
             return False
@@ -233,7 +245,7 @@ class Quarantine:
         return any(each.follows(first) for each in losses)
 
     def died(self, of: Fingerprint, backend_id: str, sent_at: float) -> bool | None:
-        """Whether a backend died with an attempt that was sent there then, or later; None while that is not known."""
+        """Whether a backend ended with an attempt that was sent there then, or later; None while that is not known."""
         self.tick()
 
         def there(loss: Loss) -> bool:
@@ -241,6 +253,9 @@ class Quarantine:
 
         if any(map(there, self._losses.of(of.digest))):
             return None
+        stopped = self._stopped.get((backend_id, of.digest))
+        if stopped is not None and there(stopped):
+            return True
         known = self._suspects.get(of.digest)
         return known is not None and any(map(there, known.deaths))
 

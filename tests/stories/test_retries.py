@@ -170,14 +170,23 @@ async def test_a_server_that_says_comments_only_has_not_answered(resumable):
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("crash", [engine_dies, process_dies])
-def test_what_a_crash_finds_unanswered_is_answered_by_another_server(crash, stream):
-    """More than a fifth of what is under way: nothing is done twice, so it is in no budget."""
+@pytest.mark.parametrize("in_order", [False, True])
+def test_what_a_crash_finds_unanswered_is_answered_by_another_server(in_order, crash, stream):
+    """More than a fifth of what is under way: nothing is done twice, so it is in no budget.
+
+    A vLLM that is stopped ends some replies in order, and breaks off the others.
+    """
     reads_slowly = replace(FAST, speed=1.0, prefill_tokens_per_s=400.0)
 
     @story
     async def check():
         async with gateway(reads_slowly, reads_slowly) as world:
             first, second = world.sims
+            if in_order:
+                first.inject("abort_finish:0@1")
+            while first.state.faults.active:
+                assert (await world.chat("x", stream=True, max_tokens=1)).status_code == 200
+            second.requests.clear()
             async with asyncio.TaskGroup() as group:
                 sent = [
                     group.create_task(

@@ -221,6 +221,25 @@ def test_what_is_lost_where_a_reply_is_ended_in_order_was_at_no_death(before):
     assert house.is_out()
 
 
+@pytest.mark.parametrize("before", [False, True])
+def test_nobody_works_on_what_was_lost_with_a_server_that_was_stopped(before):
+    house = House()
+    sent_at = house.pool.clock.at
+    if before:
+        house.quarantine.ended_in_order("m/b1")
+    house.loses("b1", POISON)
+    house.quarantine.ended_in_order("m/b1")
+    assert house.quarantine.died(house.of(POISON), "m/b1", sent_at) is None
+    assert not house.is_undecided()
+    house.probe("b1", "refused")
+    assert house.quarantine.died(house.of(POISON), "m/b1", sent_at) is True
+    assert house.quarantine.died(house.of(OTHER), "m/b1", sent_at) is False
+    assert house.quarantine.died(house.of(POISON), "m/b2", sent_at) is False
+    assert house.quarantine.died(house.of(POISON), "m/b1", sent_at + 1) is False
+    house.pool.later(5)
+    assert house.quarantine.died(house.of(POISON), "m/b1", sent_at) is False
+
+
 def test_several_attempts_lost_at_one_death_are_one():
     house = House()
     house.dies("b1", POISON, POISON, POISON)
