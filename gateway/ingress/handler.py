@@ -267,7 +267,7 @@ class Handler:
                             falls_back = bool(others) and not down.begun
                             check_taken(reply, ask, plain=backend.plain, falls_back=falls_back)
                             if reply.status >= 500:
-                                await self.retrying.check_lives(down, record, ask, backend)
+                                await self.retrying.check_lives(down, record, ask, backend, reply)
                         if record.attempts > 1:
                             self.retrying.give_back(down)
                         down.extra_headers = own_headers(record, self.clock.now())

@@ -38,7 +38,12 @@ from gateway.resume.stream import TrailedStream
 from gateway.routing.choice import failed_at
 from gateway.upstream import attempts
 from gateway.upstream.client import Client
+from gateway.upstream.reply import Reply
+from gateway.wire.replies import upstream_fault
 
+# What vLLM says of a request whose engine has ended, and all work on it. As it is stopped, it may say so for seconds
+# while its health is good. Source: `EngineDeadError` of vLLM 0.32; seen there.
+_ENDED: Final = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 _LOOK_S: Final = 0.02
 # A dead server refuses its probe within milliseconds. A silent one may be busy: its client is held no longer.
 _PROOF_S: Final = 1.0
@@ -180,14 +185,14 @@ class Retrying:
             return True
         if isinstance(error, RequestForgotten | BackendStopping):
             return True
-        of = await self.lost(down, record, backend, error.ending)
+        of, ended = await self.lost(down, record, backend, error.ending), error.message == _ENDED
         if of is None:
-            return False
+            return ended
         await self._admit(of, ask.caller.tenant)
-        return _repeatable(down) and await self._died(of, record)
+        return ended or (_repeatable(down) and await self._died(of, record))
 
     async def check_lives(
-        self, down: Downstream, record: RequestRecord, ask: Ask, backend: Backend
+        self, down: Downstream, record: RequestRecord, ask: Ask, backend: Backend, reply: Reply
     ) -> None:
         """Note that a backend answered 5xx; if so as it died, another one may take the request.
 
@@ -196,12 +201,14 @@ class Retrying:
         Cancel: nothing is held.
         """
         of = await self.lost(down, record, backend, Ending.HTTP_5XX)
-        if of is None or not _repeatable(down):
+        if not _repeatable(down):
             return
-        if await self._died(of, record):
+        said = upstream_fault(reply.status, reply.body or b"", ask.call.dialect).message
+        if said == _ENDED or (of is not None and await self._died(of, record)):
             failed_at(ask, backend)
             if self._gate.chance(ask) is not Chance.NEVER:
-                raise BackendBroke("The backend crashed while it worked on the request.")
+                why = "The backend crashed while it worked on the request."
+                raise BackendBroke(said if said == _ENDED else why)
 
     async def _died(self, of: Fingerprint, record: RequestRecord) -> bool:
         """Whether the backend of the last attempt has died, as its probe shows within a second."""

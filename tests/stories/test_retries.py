@@ -208,6 +208,23 @@ def test_what_a_crash_finds_unanswered_is_answered_by_another_server(in_order, c
     check()
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@story
+async def test_what_an_engine_that_has_ended_had_is_answered_by_another_server_whatever_its_health(
+    stream,
+):
+    """vLLM that is stopped says so for seconds before its health page does."""
+    async with gateway(FAST, FAST) as world:
+        sim = world.sims[0]
+        sim.inject("error_frame_after:0@3")
+        while sim.state.faults.active:
+            reply = await world.chat(max_tokens=3, stream=stream)
+            assert reply.status_code == 200
+            assert '"error"' not in reply.text
+        assert world.process.table.get("m/b1").health.up
+        await world.settled()
+
+
 @story
 async def test_what_a_server_that_lives_has_broken_off_is_not_sent_again():
     """It may still work on it."""
