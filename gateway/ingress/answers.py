@@ -19,6 +19,7 @@ from gateway.core.errors import (
     RequestError,
     RestRefused,
     StreamBroke,
+    Unavailable,
     UpstreamError,
 )
 from gateway.core.types import Ask, Call, Dialect, Outcome, RequestRecord, Usage, UsageSource
@@ -163,13 +164,12 @@ def too_long(reply: Reply, call: Call) -> ContextLengthExceeded | None:
     return error
 
 
-def check_taken(reply: Reply, ask: Ask, *, plain: bool, falls_back: bool) -> None:
+def check_taken(reply: Reply, ask: Ask, *, plain: bool) -> None:
     """Look whether an engine took a request that it answers with an error.
 
     Raises:
         EngineFull: it refused it for capacity.
         BackendStopping: its server takes no more of them.
-        ContextLengthExceeded: it is too long for it, and another pool may take it.
     """
     if reply.status == _FULL or (plain and reply.status == _TOO_MANY):
         raise engine_full(reply, ask.call)
@@ -179,8 +179,19 @@ def check_taken(reply: Reply, ask: Ask, *, plain: bool, falls_back: bool) -> Non
             raise BackendStopping(
                 "The server that this request was sent to is shutting down. Please retry."
             )
+
+
+def check_passed_on(reply: Reply, ask: Ask, *, falls_back: bool) -> None:
+    """Look whether the client gets an engine's error, or another pool may take the request yet.
+
+    Raises:
+        ContextLengthExceeded: it is too long for this one.
+        Unavailable: it went to another pool than its own, and that model does not take such a request.
+    """
     if falls_back and (error := too_long(reply, ask.call)):
         raise error
+    if ask.fallback is not None and reply.status < _TOO_MANY:
+        raise Unavailable("The model that stands in refused the request.")
 
 
 def answered_late(reply: Reply, call: Call, *, goes_on: bool) -> GatewayError:

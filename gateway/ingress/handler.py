@@ -40,7 +40,7 @@ from gateway.core.errors import (
 from gateway.core.ratelimited import LimitsUnknown, RateLimited
 from gateway.core.traffic import Cause, Fallback
 from gateway.core.types import Ask, Outcome, RequestRecord, Slot
-from gateway.ingress.answers import as_told, check_taken, own_headers
+from gateway.ingress.answers import as_told, check_passed_on, check_taken, own_headers
 from gateway.ingress.bodies import Bodies, call_at_hand
 from gateway.ingress.charging import charge, give_back, settle
 from gateway.ingress.departing import Departing
@@ -263,9 +263,10 @@ class Handler:
                             out, silence, fresh=fresh
                         )
                         if reply.status != 200 and reply.body is not None:
-                            others = settings.pools[ask.route.pool].fallback.context
-                            falls_back = bool(others) and not down.begun
-                            check_taken(reply, ask, plain=backend.plain, falls_back=falls_back)
+                            falls_back = bool(settings.pools[ask.route.pool].fallback.context)
+                            if not down.begun:
+                                check_passed_on(reply, ask, falls_back=falls_back)
+                            check_taken(reply, ask, plain=backend.plain)
                             if reply.status >= 500:
                                 await self.retrying.check_lives(down, record, ask, backend, reply)
                         if record.attempts > 1:

@@ -195,6 +195,30 @@ def test_what_is_asked_in_the_tokens_of_its_model_is_answered_by_no_other(path, 
     refused()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_other_models_engine_does_not_take_is_refused_as_by_its_own_pool(stream):
+    """It reads no images, say, or has no parser of tools: the client's own model does."""
+
+    @story
+    async def refused():
+        pools = two("no_backend: [small, third]") + "  third: {backends: [<2>]}\n"
+        third = SimConfig(model="third", speed=0)
+        async with gateway(BIG, SMALL, third, pools=pools, access=True) as world:
+            take_out(world)
+            world.sims[1].inject("http_500:400")
+            reply = await world.chat(model="big", max_tokens=1, stream=stream)
+            assert (reply.status_code, reply.headers["x-gateway-model"]) == (200, "third")
+            world.sims[2].inject("http_500:422")
+            reply = await world.chat(model="big", max_tokens=1, stream=stream)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "model_unavailable")
+            assert "Model `big`" in reply.json()["error"]["message"]
+            assert "x-gateway-model" not in reply.headers
+            assert world.access_lines()[-1]["pool"] == "big"
+            await world.settled()
+
+    refused()
+
+
 @story
 async def test_a_key_may_rule_it_out_and_must_be_allowed_the_other_model():
     async with gateway(BIG, SMALL, pools=two("no_backend: small")) as world:
