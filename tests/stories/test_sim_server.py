@@ -558,6 +558,7 @@ async def test_a_poisonous_prompt_kills_the_engine_and_then_the_server(sim, http
         ("admission_503", 503, "application/json"),
         ("http_500", 500, "application/json"),
         ("http_500:503", 503, "application/json"),
+        ("stopping", 500, "application/json"),
         ("html_error", 502, "text/html"),
     ],
 )

@@ -104,7 +104,7 @@ def test_one_that_is_written_again_as_its_tick_comes_is_silent_no_more():
             writing_paused=False,
             write=lambda data: None,
             write_chunk=None,
-            beat=lambda reply: None,
+            beat=lambda reply, comment: None,
         )
         watch = stream(call(max_tokens=20), Demand(3, exact=True, max_new_tokens=20))
         relay = Relay(SimpleNamespace(connection=connection), watch, client, 0.0)
