@@ -13,8 +13,9 @@ import random
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
 from typing import Any, Final, Protocol, TypeVar
 
 log = logging.getLogger("gateway.aio")
@@ -102,8 +103,7 @@ async def periodic(
         woken.clear()
 
 
-@contextlib.asynccontextmanager
-async def in_time(seconds: float | None) -> AsyncIterator[None]:
+class InTime:
     """Bound a wait as `asyncio.timeout` does, but for what came while this process did not run.
 
     The loop looks at its timers first. So one that fires late knows nothing of what came before it: the time
@@ -112,31 +112,42 @@ async def in_time(seconds: float | None) -> AsyncIterator[None]:
     Raises:
         TimeoutError: nothing ended the wait in these seconds, or twice as long where the loop was late.
     """
-    loop = asyncio.get_running_loop()
-    async with asyncio.timeout(None) as limit:
-        if seconds is None:
-            yield
-            return
-        over_at = loop.time() + seconds
-        timer: asyncio.Handle
 
-        def late(patience_s: float) -> None:
-            nonlocal timer
-            late_s = min(loop.time() - over_at, patience_s)
-            timer = loop.call_later(late_s, look, _LOOKS)
+    __slots__ = ("_limit", "_over_at", "_seconds", "_timer")
 
-        def look(more: int) -> None:
-            nonlocal timer
-            if more:
-                timer = loop.call_soon(look, more - 1)
-            else:
-                limit.reschedule(over_at)
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+        self._limit = asyncio.timeout(None)
+        self._timer: asyncio.Handle | None = None
+        self._over_at = 0.0
 
-        timer = loop.call_at(over_at, late, seconds)
-        try:
-            yield
-        finally:
-            timer.cancel()
+    async def __aenter__(self) -> None:
+        await self._limit.__aenter__()
+        if self._seconds is not None:
+            loop = asyncio.get_running_loop()
+            self._over_at = loop.time() + self._seconds
+            self._timer = loop.call_at(self._over_at, self._late, loop, self._seconds)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None  # which refers to this
+        await self._limit.__aexit__(kind, error, where)
+
+    def _late(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        late_s = min(loop.time() - self._over_at, seconds)
+        self._timer = loop.call_later(late_s, self._look, loop, _LOOKS)
+
+    def _look(self, loop: asyncio.AbstractEventLoop, more: int) -> None:
+        if more:
+            self._timer = loop.call_soon(self._look, loop, more - 1)
+        else:
+            self._limit.reschedule(self._over_at)
 
 
 _BESIDE: Final = ThreadPoolExecutor(1, thread_name_prefix="beside")

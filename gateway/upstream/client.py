@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from gateway.core.aio import in_time
+from gateway.core.aio import InTime
 from gateway.core.types import Transition
 from gateway.pools.pulse import Waits
 from gateway.pools.table import Backend
@@ -207,7 +207,7 @@ class BackendConnections:
 
     async def _open(self, kind: type[_Kind]) -> _Kind:
         backend = self.backend
-        async with in_time(self._connect_s):
+        async with InTime(self._connect_s):
             if backend.socket is not None:
                 return await self._connect_socket(kind, backend.socket)
             transport, connection = await asyncio.get_running_loop().create_connection(

@@ -13,7 +13,7 @@ import ssl
 from http import HTTPStatus
 from typing import Final
 
-from gateway.core.aio import in_time
+from gateway.core.aio import InTime
 from gateway.core.errors import ConnectFailed, NothingFree, StaleConnection, UpstreamError
 from gateway.pools.table import Backend
 from gateway.upstream.client import BackendConnections, address_lines
@@ -110,7 +110,7 @@ class Pages:
         self, head: bytes, body: bytes, timeout_s: float, most_bytes: int
     ) -> tuple[Reply, bytes]:
         try:
-            async with in_time(timeout_s), self._places:
+            async with InTime(timeout_s), self._places:
                 idle = self._connections.take_idle()
                 if idle is not None:
                     with contextlib.suppress(StaleConnection):  # nothing was answered: ask anew
