@@ -174,7 +174,8 @@ def _text(call: Call, names: Sequence[str]) -> bytes | None:
     given = places if fields is None else fields
     if not given or not given.keys().isdisjoint(_ANEW):
         return None
-    whole, left, parts = memoryview(call.body), MOST_BYTES, list[bytes | memoryview]()
+    whole, left = memoryview(call.body), MOST_BYTES
+    parts: list[bytes | memoryview] = []
     for name in names:
         if name not in given:
             continue
