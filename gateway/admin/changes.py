@@ -19,12 +19,12 @@ from typing import Any, Final
 import msgspec
 from starlette.responses import Response
 
-from gateway.access.secret import masked
 from gateway.admin import replays
 from gateway.admin.desk import Desk
 from gateway.admin.endpoint import Actor, Asked, Endpoint, Problem, Subject
 from gateway.admin.replays import Replays
 from gateway.admin.replies import problem, reply
+from gateway.observe.redact import redact
 
 _TURN_S: Final = 10.0
 _NOT_AUDITED: Final = frozenset({"reason", "dry_run"})
@@ -184,7 +184,7 @@ def _entry(
         order = {"left_out": f"more than {_ORDER_BYTES} bytes"}
     return {
         "action": endpoint.name,
-        "target": masked(" ".join(names.values())),
+        "target": redact(" ".join(names.values())),
         "order": order,
         "reason": str(body.get("reason", "")),
         "status": status.value,

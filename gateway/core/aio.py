@@ -24,9 +24,8 @@ Result = TypeVar("Result")
 
 # Task(eager_start=True) runs the coroutine at once up to its first suspension (Python 3.12).
 _EAGER: Final = sys.version_info >= (3, 12)
-_LOOKS: Final = (
-    3  # turns of the loop: one sees that a connection is made, one goes on with who waits for it
-)
+# Turns of the loop. One sees that a connection is made, the next goes on with the task that waits for it.
+_LOOKS: Final = 3
 
 
 class Clock(Protocol):
@@ -104,13 +103,15 @@ async def periodic(
 
 
 class InTime:
-    """Bound a wait as `asyncio.timeout` does, but for what came while this process did not run.
+    """Bound a wait as `asyncio.timeout` does, but let what came while this process did not run count.
 
-    The loop looks at its timers first. So one that fires late knows nothing of what came before it: the time
-    that it is late is added, and the loop looks at what came before the time is over.
+    The loop runs its timers before it looks at its sockets. So a timer that fires late would end a wait whose
+    answer is there already. Here the time by which it is late is added, and then the loop looks at its sockets
+    before the wait ends.
 
     Raises:
-        TimeoutError: nothing ended the wait in these seconds, or twice as long where the loop was late.
+        TimeoutError: nothing came in these seconds; in up to twice as many where the timer was late.
+    Cancel: passes through.
     """
 
     __slots__ = ("_limit", "_over_at", "_seconds", "_timer")

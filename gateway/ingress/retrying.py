@@ -203,12 +203,13 @@ class Retrying:
         of = await self.lost(down, record, backend, Ending.HTTP_5XX)
         if not _repeatable(down):
             return
-        said = upstream_fault(reply.status, reply.body or b"", ask.call.dialect).message
-        if said == _ENDED or (of is not None and await self._died(of, record)):
+        fault = upstream_fault(reply.status, reply.body or b"", ask.call.dialect)
+        says_so = fault.message == _ENDED
+        if says_so or (of is not None and await self._died(of, record)):
             failed_at(ask, backend)
             if self._gate.chance(ask) is not Chance.NEVER:
-                why = "The backend crashed while it worked on the request."
-                raise BackendBroke(said if said == _ENDED else why)
+                crashed = "The backend crashed while it worked on the request."
+                raise BackendBroke(_ENDED if says_so else crashed)
 
     async def _died(self, of: Fingerprint, record: RequestRecord) -> bool:
         """Whether the backend of the last attempt has died, as its probe shows within a second."""

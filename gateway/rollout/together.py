@@ -43,9 +43,8 @@ class Together:
     _seat: Seat = field(init=False)
     _tells: bool = False  # others may hear of a canary here, so its end is told too
     _listens: bool = True  # others told of canaries lately
-    _ended: dict[_Trial, float] = field(
-        default_factory=dict
-    )  # since when nobody has them, as is known here
+    # Trials that only the dead told of and that are not in the settings here, by when that was noted.
+    _ended: dict[_Trial, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._seat = Seat("canaries", self.id, self.store, self.clock)

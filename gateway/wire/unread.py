@@ -12,9 +12,8 @@ from typing import Final
 
 BILLING_LINE: Final = "x-anthropic-billing-header"
 _BILLING: Final = BILLING_LINE.encode()
-HEAD_BYTES: Final = (
-    128  # the form of a first message, which may have a list of parts, and the line's name
-)
+# Of the form of a first message, which may have a list of parts, and the line's name.
+HEAD_BYTES: Final = 128
 _LINE: Final = re.compile(rb'(?<=")x-anthropic-billing-header[^"\\]*+(?:\\n)*+')
 _MARK: Final = re.compile(rb'"cache_control": ?\{[^{}]*+\}(?P<comma>, ?)?')
 _NAME: Final = b'"cache_control"'
