@@ -24,8 +24,6 @@ Result = TypeVar("Result")
 
 # Task(eager_start=True) runs the coroutine at once up to its first suspension (Python 3.12).
 _EAGER: Final = sys.version_info >= (3, 12)
-# Turns of the loop. One sees that a connection is made, the next goes on with the task that waits for it.
-_LOOKS: Final = 3
 
 
 class Clock(Protocol):
@@ -142,13 +140,7 @@ class InTime:
 
     def _late(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         late_s = min(loop.time() - self._over_at, seconds)
-        self._timer = loop.call_later(late_s, self._look, loop, _LOOKS)
-
-    def _look(self, loop: asyncio.AbstractEventLoop, more: int) -> None:
-        if more:
-            self._timer = loop.call_soon(self._look, loop, more - 1)
-        else:
-            self._limit.reschedule(self._over_at)
+        self._timer = loop.call_later(late_s, self._limit.reschedule, self._over_at)
 
 
 _BESIDE: Final = ThreadPoolExecutor(1, thread_name_prefix="beside")

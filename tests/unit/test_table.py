@@ -434,8 +434,10 @@ def test_only_replies_of_endpoints_that_told_it_say_that_nothing_was_cached(tabl
     assert tells_cached(backend, Endpoint.RESPONSES, None)
     assert tells_cached(backend, Endpoint.CHAT, 16)
     assert tells_cached(backend, Endpoint.CHAT, None)
+    assert not tells_cached(backend, Endpoint.COMPLETIONS, None)
     backend.forget_prefixes()  # it is another process
     assert tells_cached(backend, Endpoint.CHAT, None)
+    assert tells_cached(backend, Endpoint.COMPLETIONS, None)
 
 
 def test_releasing_twice_counts_once(table):
