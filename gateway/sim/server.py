@@ -100,13 +100,15 @@ class SimServer:
         if self._socket is not None:
             leave(self._socket, self.config.uds)
             self._socket = None
+        while self._accepting:  # those that come in at this moment end with the others
+            await asyncio.wait(self._accepting)
         pending = [c.task for c in self._connections if c.task is not None]
         for connection in list(self._connections):
             connection.transport.abort()
         for driver in self.state.drivers:
             driver.close()
-        if pending or self._accepting:
-            await asyncio.wait([*pending, *self._accepting])
+        if pending:
+            await asyncio.wait(pending)
         await asyncio.sleep(0)  # lets the transports finish closing
 
     async def __aenter__(self) -> Self:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import json
 import pathlib
+import socket
 
 import httpx2
 import pytest
@@ -631,3 +633,20 @@ async def test_a_slow_reader_holds_back_only_itself(sim, http):
         got += await reader.read(65536)
     assert got.count(b'"content":"') == 8001
     writer.close()
+
+
+@pytest.mark.parametrize("turns", range(6))
+@story
+async def test_a_stop_leaves_no_connection_open_that_comes_in_at_that_moment(sim, http, turns):
+    sim.inject("frozen")
+    loop = asyncio.get_running_loop()
+    with socket.create_connection(("127.0.0.1", sim.port)) as late:
+        body = json.dumps(ask()).encode()
+        late.sendall(POST % (CHAT.encode(), len(body), body))
+        late.setblocking(False)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await sim.stop()
+        with contextlib.suppress(ConnectionResetError):
+            async with asyncio.timeout(2):
+                assert await loop.sock_recv(late, 1) == b""
