@@ -109,6 +109,14 @@ def _canary(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
             "remove `canary`, or list the backends of the revision before it too",
             Severity.WARNING,
         )
+    elif not share:
+        yield Remark(
+            (*path, "revision"),
+            "canary-in-reserve",
+            f"every backend of the revision `{canary.revision}` has weight 0, so it gets no requests on trial",
+            "give a backend of the revision a weight: only the requests on trial go there",
+            Severity.WARNING,
+        )
     elif canary.weight is not None and canary.weight > 2 * share:
         yield Remark(
             (*path, "weight"),

@@ -91,6 +91,14 @@ def test_a_revision_on_trial_has_backends_and_others_beside_it():
     assert warnings(on_trial("revision: v2, weight: 0.8", "v1", "v1", "v2")) == ["heavy-canary"]
 
 
+@pytest.mark.parametrize("how", ["header: true", "keys: [gw_0123456789ab]", "weight: 0.1"])
+def test_a_revision_on_trial_is_no_reserve(how):
+    backends = "{url: 'http://h:1'}, {url: 'http://h:2', revision: v2, weight: 0}"
+    canary = f"pools: {{m: {{canary: {{revision: v2, {how}}}, backends: [{backends}]}}}}"
+    assert warnings(canary) == ["canary-in-reserve"]
+    assert warnings(canary.replace("weight: 0}", "weight: 1}")) == []
+
+
 @pytest.mark.parametrize("how", ["", ", weight: 0.1, header: true", ", weight: 0"])
 def test_one_thing_says_which_requests_go_to_it(how):
     assert len(codes(on_trial(f"revision: v2{how}", "v1", "v2"))) == 1
