@@ -196,8 +196,9 @@ class ApproximateIndex:
         self, sent: SentPrompt, cached_tokens: int | None, prompt_tokens: int | None = None
     ) -> None:
         """Note that a prompt was read. `cached_tokens` is what the reply reports; None: nothing."""
-        if cached_tokens is not None:
+        if cached_tokens is not None and not self._told:
             self._told = True
+            self._compare_no_more()
         scale, taken_tokens = self._scale, sent.prefix.prompt_tokens
         if prompt_tokens and taken_tokens:
             scale = min(prompt_tokens / taken_tokens, _MOST_SCALE)
@@ -239,6 +240,11 @@ class ApproximateIndex:
         if news is not None:
             news.expected_tokens += known_tokens
             news.prompts += known_tokens > 0
+
+    def _compare_no_more(self) -> None:
+        """Drop what was not compared yet: it was to be found by the counter, which is not read any more."""
+        self._prompts = self._expected_tokens = 0
+        self._found_tokens = 0.0
 
     def _judge(self) -> None:
         """Compare what was found with what was expected of some prompts, as soon as they are enough.

@@ -579,6 +579,18 @@ def test_a_reply_that_tells_nothing_where_others_tell_found_nothing():
     assert held.trust < 0.1
 
 
+def test_what_the_counter_was_to_show_says_nothing_once_replies_tell():
+    held = ApproximateIndex()
+    held.scraped(None, 0.0)
+    for _ in range(8):  # chats, which tell nothing; the next scrape would show what they found
+        sent = held.sent(prompt(1, 2))
+        held.read(sent)
+        held.ended(sent, None)
+    use(held, 5, found=1000)
+    assert held.trust == 1.0
+    assert held.tokens(prompt(1, 2)) == 1000
+
+
 def test_an_engine_that_tells_nothing_is_believed():
     held = ApproximateIndex()
     for _ in range(300):
