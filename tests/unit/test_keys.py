@@ -401,7 +401,7 @@ WRONG = {
     "keys:\n  - {name: a, created: 2026-11-30T10:00:00+99:00}\n": ":2:15: error: created: ",
     "keys:\n  - {priority: !!int x}\n": "error: not YAML: invalid literal for int()",
     "keys:\n  - {fallback: !!bool x}\n": "error: not YAML",
-    f"keys: {'[' * 5000}\n": "error: lists and mappings are nested too deeply",
+    f"keys: {'[' * 1000}\n": "error: lists and mappings are nested too deeply",
     "keys:\n  - {modles: ['*']}\n": "unknown setting 'modles'; did you mean models?",
     "keys: [\n": ":2:1: error:",
     "\tkeys: 1\n": ":1:1: error:",
