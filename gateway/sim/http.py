@@ -168,6 +168,12 @@ class Connection(asyncio.Protocol):
         """The request that is being answered; None while idle."""
         return self._task
 
+    def drain(self) -> None:
+        """Close it once the present request is answered; now where there is none."""
+        self.draining = True
+        if self._task is None:
+            self.transport.close()
+
     def reset(self) -> None:
         """Close with a reset: whatever is unsent is lost."""
         sock = self.transport.get_extra_info("socket")

@@ -166,9 +166,9 @@ class SimServer:
         self._close_listener()
         self._socket = self._socket or self._bind()
         for connection in list(self._connections):
-            connection.draining = True
-            if connection.task is None:
-                connection.transport.close()
+            connection.drain()
+        for task in self._accepting:  # those that come in at this moment
+            task.add_done_callback(lambda done: done.cancelled() or done.result()[1].drain())
 
     def _accept(self) -> None:
         loop = asyncio.get_running_loop()

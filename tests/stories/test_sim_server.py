@@ -637,6 +637,20 @@ async def test_a_slow_reader_holds_back_only_itself(sim, http):
 
 @pytest.mark.parametrize("turns", range(6))
 @story
+async def test_who_refuses_leaves_no_connection_open_that_comes_in_at_that_moment(sim, http, turns):
+    loop = asyncio.get_running_loop()
+    with socket.create_connection(("127.0.0.1", sim.port)) as late:
+        late.setblocking(False)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        sim.inject("refuse")
+        with contextlib.suppress(ConnectionResetError):
+            async with asyncio.timeout(2):
+                assert await loop.sock_recv(late, 1) == b""
+
+
+@pytest.mark.parametrize("turns", range(6))
+@story
 async def test_a_stop_leaves_no_connection_open_that_comes_in_at_that_moment(sim, http, turns):
     sim.inject("frozen")
     loop = asyncio.get_running_loop()
