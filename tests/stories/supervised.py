@@ -8,7 +8,7 @@ import json
 import pathlib
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,6 +129,26 @@ def pool(*backends: dict[str, Any], **settings: Any) -> dict[str, Any]:
     return {"backends": [*backends], "supervision": quick, **settings}
 
 
+def writes(slot: Slot) -> bool:
+    """Whether its server is in the midst of an answer to a client."""
+    assert slot.sim is not None
+    asked = slot.sim.received("/v1/chat/completions")
+    return any(each.tokens_emitted and each.ended_at is None for each in asked)
+
+
+@contextlib.contextmanager
+def held(*slots: Slot) -> Iterator[None]:
+    """Let what these servers carry last until the end of this, however slow the machine: they give no token."""
+    drivers = [each for slot in slots if slot.sim is not None for each in slot.sim.state.drivers]
+    for each in drivers:
+        each.freeze(frozen=True)
+    try:
+        yield
+    finally:
+        for each in drivers:
+            each.freeze(frozen=False)
+
+
 @contextlib.asynccontextmanager
 async def fleet(
     on: Machine,
@@ -182,4 +202,15 @@ async def fleet(
                 process.stopping.set()
 
 
-__all__ = ["FAST", "QUICK", "Fleet", "fleet", "launched", "machine", "managed", "pool"]
+__all__ = [
+    "FAST",
+    "QUICK",
+    "Fleet",
+    "fleet",
+    "held",
+    "launched",
+    "machine",
+    "managed",
+    "pool",
+    "writes",
+]

@@ -19,7 +19,7 @@ from gateway.launch.launcher import Obstacle
 from gateway.store.memory import MemoryStore
 from tests import loopback
 from tests.fakelaunch import Script
-from tests.stories.supervised import FAST, fleet, launched, machine, managed, pool
+from tests.stories.supervised import FAST, fleet, held, launched, machine, managed, pool
 from tests.stories.support import story
 from tests.stories.test_supervision_signs import Forward
 
@@ -245,14 +245,15 @@ async def test_a_restart_that_an_operator_orders_about_a_reload_of_its_key_is_ca
             async with asyncio.TaskGroup() as group:
                 asked = [group.create_task(world.chat(max_tokens=60)) for _ in range(4)]
                 await world.until(lambda: world.backend().in_flight)
-                if ordered != "after":
-                    assert (await world.order("restart", reason="a leak")).json()["changed"]
-                if ordered == "before, and begun":
-                    await world.until(lambda: world.phase() is Phase.DRAINING)
-                world.settings["pools"]["m"]["backends"][0]["api_key"] = "secret"
-                await world.reload()
-                if ordered == "after":
-                    assert (await world.order("restart", reason="a leak")).json()["changed"]
+                with held(on["m/b1"]):
+                    if ordered != "after":
+                        assert (await world.order("restart", reason="a leak")).json()["changed"]
+                    if ordered == "before, and begun":
+                        await world.until(lambda: world.phase() is Phase.DRAINING)
+                    world.settings["pools"]["m"]["backends"][0]["api_key"] = "secret"
+                    await world.reload()
+                    if ordered == "after":
+                        assert (await world.order("restart", reason="a leak")).json()["changed"]
             assert {each.result().status_code for each in asked} == {200}
             await world.until(lambda: len(on["m/b1"].starts) == 2)
             await world.serves()

@@ -19,7 +19,7 @@ from gateway.ops.upgrading import UpgradeFailed
 from gateway.store.memory import MemoryStore
 from gateway.store.shared import StoreUnavailable
 from gateway.upgrade import messages
-from tests.stories.supervised import fleet, launched, machine, managed
+from tests.stories.supervised import fleet, held, launched, machine, managed
 from tests.stories.support import story
 
 
@@ -192,10 +192,11 @@ async def test_what_its_service_manager_stops_gracefully_finishes_what_it_carrie
             async with asyncio.TaskGroup() as group:
                 asked = group.create_task(world.chat(max_tokens=100))
                 await world.until(lambda: world.backend().in_flight)
-                slot.running, slot.pending = False, True
-                await world.until(lambda: world.backend().reason == "pending")
-                await world.turns(20)
-                assert not asked.done()
+                with held(slot):
+                    slot.running, slot.pending = False, True
+                    await world.until(lambda: world.backend().reason == "pending")
+                    await world.turns(20)
+                    assert not asked.done()
             assert asked.result().status_code == 200
 
 

@@ -23,7 +23,7 @@ from gateway.pools.table import PoolTable
 from gateway.store.memory import MemoryStore
 from gateway.store.shared import StoreUnavailable
 from tests.fakelaunch import Script
-from tests.stories.supervised import fleet, launched, machine, managed, pool
+from tests.stories.supervised import fleet, held, launched, machine, managed, pool, writes
 from tests.stories.support import frames, story
 
 
@@ -174,14 +174,16 @@ async def test_an_ordered_restart_lets_streams_end_well_first():
                     group.create_task(world.chat(stream=True, max_tokens=60)) for _ in range(6)
                 ]
                 await world.until(lambda: world.in_flight() == 6)
-                assert world.backend().in_flight
-                assert (await world.order("restart", reason="new driver")).json()["changed"]
-                assert not (await world.order("restart")).json()["changed"]  # it is under way
-                await world.until(lambda: world.phase() is Phase.DRAINING)
-                undrain = (await world.order("undrain")).json()
-                assert not undrain["changed"]
-                assert "m/b1 is restarting, and undrain does not stop that" in undrain["sentence"]
-                assert world.slot().sim is first
+                await world.until(lambda: writes(world.slot()))
+                with held(world.slot()):
+                    assert (await world.order("restart", reason="new driver")).json()["changed"]
+                    assert not (await world.order("restart")).json()["changed"]  # it is under way
+                    await world.until(lambda: world.phase() is Phase.DRAINING)
+                    undrain = (await world.order("undrain")).json()
+                    assert not undrain["changed"]
+                    said = "m/b1 is restarting, and undrain does not stop that"
+                    assert said in undrain["sentence"]
+                    assert world.slot().sim is first
             for each in running:
                 assert frames(each.result().text)[-1] == "[DONE]"
                 assert "error" not in each.result().text
@@ -509,12 +511,13 @@ async def test_another_port_once_more_cuts_no_stream_of_the_first_server():
                 running = [
                     group.create_task(world.chat(stream=True, max_tokens=60)) for _ in range(4)
                 ]
-                await world.until(lambda: world.backend().in_flight > 0)
-                for _ in range(2):
-                    world.slot().move()
-                    backend = world.settings["pools"]["m"]["backends"][0]
-                    backend["launch"]["port"] = world.slot().port
-                    await world.reload()
+                await world.until(lambda: writes(world.slot()))
+                with held(world.slot()):
+                    for _ in range(2):
+                        world.slot().move()
+                        backend = world.settings["pools"]["m"]["backends"][0]
+                        backend["launch"]["port"] = world.slot().port
+                        await world.reload()
             for each in running:
                 assert frames(each.result().text)[-1] == "[DONE]"
                 assert "error" not in each.result().text
@@ -548,10 +551,12 @@ async def test_a_backend_that_is_removed_finishes_and_is_stopped():
                 running = [
                     group.create_task(world.chat(stream=True, max_tokens=60)) for _ in range(4)
                 ]
-                await world.until(lambda: world.backend().in_flight > 0)
-                del world.settings["pools"]["m"]["backends"][0]
-                await world.reload()
-                assert on["m/b1"].running
+                await world.until(lambda: writes(world.slot()))
+                with held(world.slot()):
+                    del world.settings["pools"]["m"]["backends"][0]
+                    await world.reload()
+                    await world.turns()
+                    assert on["m/b1"].running
             for each in running:
                 assert frames(each.result().text)[-1] == "[DONE]"
             await world.until(lambda: not on["m/b1"].running)
@@ -662,10 +667,11 @@ async def test_what_another_gateway_started_in_place_of_what_goes_is_left_alone(
             async with asyncio.TaskGroup() as group:
                 for _ in range(4):
                     group.create_task(world.chat(stream=True, max_tokens=60))
-                await world.until(lambda: world.backend().in_flight > 0)
-                del world.settings["pools"]["m"]["backends"][0]
-                await world.reload()
-                await on["m/b1"].end()
+                await world.until(lambda: writes(world.slot()))
+                with held(world.slot()):
+                    del world.settings["pools"]["m"]["backends"][0]
+                    await world.reload()
+                    await on["m/b1"].end()
                 await on["m/b1"].begin()
             await world.until(lambda: not world.process.supervisor.fleet.leaving)
             assert on["m/b1"].running

@@ -9,8 +9,9 @@ import pytest
 from gateway.core.events import EventKind
 from gateway.core.types import Phase
 from gateway.heal.fleet import launcher_of
+from tests import loopback
 from tests.fakelaunch import Script
-from tests.stories.supervised import fleet, launched, machine, managed, pool
+from tests.stories.supervised import fleet, held, launched, machine, managed, pool, writes
 from tests.stories.support import frames, story
 
 SERVER = """
@@ -42,16 +43,32 @@ def on_two_gpus(on):
 
 @contextlib.asynccontextmanager
 async def streams(world, count=4, tokens=120):
-    """Have streams run at m/b1 at least; at the end each has come to its good end."""
+    """Have streams run at m/b1 at least, for as long as this lasts; then each comes to its good end."""
     async with asyncio.TaskGroup() as group:
         begun = [
             group.create_task(world.chat(stream=True, max_tokens=tokens)) for _ in range(count)
         ]
-        await world.until(lambda: world.backend().in_flight > 0)
-        yield
+        await world.until(lambda: writes(world.slot()))
+        with held(world.slot()):
+            yield
     for each in begun:
         assert frames(each.result().text)[-1] == "[DONE]"
         assert "error" not in each.result().text
+
+
+@contextlib.asynccontextmanager
+async def stream_of(world, port):
+    """Have one stream run at a server that is a process, for as long as this lasts; then it ends well."""
+    faults = f"http://127.0.0.1:{port}/sim/faults"
+    async with asyncio.TaskGroup() as group, loopback.client() as http:
+        begun = group.create_task(world.chat(stream=True, max_tokens=300))
+        await world.until(lambda: world.backend().in_flight > 0)
+        assert (await http.post(faults, json={"fault": "frozen"})).status_code == 200
+        assert not begun.done()
+        yield
+        assert (await http.delete(faults)).status_code == 200
+    assert frames(begun.result().text)[-1] == "[DONE]"
+    assert "error" not in begun.result().text
 
 
 @contextlib.asynccontextmanager
@@ -92,7 +109,7 @@ async def test_a_renamed_backend_is_started_once_its_old_server_has_left_the_por
             on, backend, make_launcher=launcher_of, wait=False, supervision=several
         ) as world:
             await world.serves()
-            async with streams(world, count=1, tokens=300):
+            async with stream_of(world, slot.port):
                 pools = world.settings["pools"]
                 if how == "another name":
                     backends(world)[0] = {**backend, "name": "c1"}
@@ -131,7 +148,7 @@ async def test_a_model_that_takes_the_gpu_of_another_in_one_reload_comes_up():
             other.judge = lambda flags: (
                 Script(exit_code=1, log=TAKEN) if on["m/b1"].running else Script()
             )
-            async with streams(world, tokens=300):
+            async with streams(world):
                 del backends(world)[0]
                 world.settings["pools"]["k"] = pool(launched(other, gpus=[0]), supervision=pauses)
                 await world.reload()
@@ -159,7 +176,7 @@ async def test_a_server_that_moves_to_the_gpu_of_one_that_leaves_waits_for_its_e
 async def test_what_needs_nothing_of_a_server_that_leaves_starts_at_once():
     async with machine() as on:
         async with fleet(on, *on_two_gpus(on)) as world:
-            async with streams(world, tokens=300):
+            async with streams(world):
                 backends(world)[0] = launched(on["m/c1"], gpus=[2])
                 await world.reload()
                 await world.serves("m/c1")
@@ -177,15 +194,17 @@ async def test_a_backend_that_is_put_back_at_once_serves_on_and_breaks_no_stream
             every = backends(world)
             before = [*every]
             async with clients(world, tokens=60) as (done, broken):
-                if without == "it":
-                    del every[0]
-                else:
-                    port = world.slot().port if "address" in without else 1
-                    every[0] = {"name": "b1", "url": f"http://127.0.0.1:{port}"}
-                await world.reload()
-                await world.turns()
-                every[:] = before  # a mistake that is taken back at once
-                await world.reload()
+                await world.until(lambda: writes(world.slot()))
+                with held(world.slot()):
+                    if without == "it":
+                        del every[0]
+                    else:
+                        port = world.slot().port if "address" in without else 1
+                        every[0] = {"name": "b1", "url": f"http://127.0.0.1:{port}"}
+                    await world.reload()
+                    await world.turns()
+                    every[:] = before  # a mistake that is taken back at once
+                    await world.reload()
                 await world.until(lambda: world.phase() is Phase.READY)
                 await world.until(lambda: not world.process.supervisor.fleet.leaving)
                 already = len(done)
@@ -199,7 +218,7 @@ async def test_a_backend_that_is_put_back_at_once_serves_on_and_breaks_no_stream
 async def test_a_backend_that_is_put_back_and_removed_again_finishes_what_it_carries():
     async with machine() as on:
         async with fleet(on, *on_two_gpus(on)) as world:
-            async with streams(world, tokens=200):
+            async with streams(world):
                 gone = backends(world).pop(0)
                 await world.reload()
                 backends(world).insert(0, gone)
@@ -257,14 +276,16 @@ async def test_a_server_that_others_start_from_now_on_gets_no_request_that_its_s
     becomes,
 ):
     async with machine() as on:
-        async with fleet(on, *on_two_gpus(on), supervision={"drain": "2s"}) as world:
+        async with fleet(on, *on_two_gpus(on)) as world:
             async with clients(world, tokens=30) as (done, broken):  # 0.5 s each
                 await world.until(lambda: len(done) > 12)
                 plain = {"name": "b1", "url": f"http://127.0.0.1:{world.slot().port}"}
                 backends(world)[0] = plain if becomes == "a plain url" else managed(world.slot())
-                await world.reload()
-                assert world.phase() is Phase.DRAINING
-                before, carried = world.slot().received, world.backend().in_flight
+                await world.until(lambda: writes(world.slot()))
+                with held(world.slot()):
+                    await world.reload()
+                    assert world.phase() is Phase.DRAINING
+                    before, carried = world.slot().received, world.backend().in_flight
                 await world.until(lambda: not world.slot().running)
                 assert world.slot().received <= before + carried  # some were on their way
             assert not broken
