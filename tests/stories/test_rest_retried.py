@@ -8,11 +8,10 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from gateway.core.aio import start
 from gateway.pools.health import Order
 from tests.stories.fakes import serving
 from tests.stories.support import gateway, story
-from tests.stories.test_resume import PATHS, SIM, THREE, anonymous, chunks, read, text
+from tests.stories.test_resume import PATHS, SIM, THREE, anonymous, breaking, chunks, read, text
 
 UNLIKE = {"id": "", "created": 0}  # in two streams
 
@@ -119,16 +118,9 @@ def test_a_reply_that_nobody_can_go_on_with_is_begun_anew(second):
     async def check():
         three = THREE.replace("pools: {m: {", 'pools: {m: {resume_replies: "16", ')
         async with gateway(SIM, SIM, SIM, pools=three) as world:
-            for each in world.sims[:2]:
-                each.inject("reset_after:7")
             more = {"max_tokens": 40, "temperature": 0, "stop": ["never said at all"]}
-            task = start(world.chat("tell me", **more), name="reply")
-            backends = world.process.table.backends("m")
-            await world.until(lambda: any(each.in_flight for each in backends))
-            idle = next(n for n, each in enumerate(backends) if not each.in_flight)
-            world.sims[idle].clear()
-            world.sims[idle].inject(second)
-            reply = (await task).json()
+            async with breaking(world, PATHS[0], "reset_after:7", [second]):
+                reply = (await world.chat("tell me", **more)).json()
             for each in world.sims:
                 each.clear()
             again = (await world.chat("tell me", **more)).json()
@@ -177,19 +169,13 @@ async def test_who_refuses_the_rest_of_a_stream_is_no_worse_for_it():
 
 
 async def whole_reply(world, path, fault, others):
-    for sim in world.sims[:2]:
-        sim.inject(fault)
+    def full(number):
+        backend = world.process.table.backends("m")[number]
+        world.process.table.order(backend.id, Order.CORDON)
+
     body = {"model": "m", "max_tokens": 40, "messages": [{"role": "user", "content": "tell me"}]}
-    task = start(world.http.post(path, json=body), name="reply")
-    backends = world.process.table.backends("m")
-    await world.until(lambda: any(each.in_flight for each in backends))
-    other = next(n for n, each in enumerate(backends) if not each.in_flight)
-    world.sims[other].clear()
-    if others != "full":
-        world.sims[other].inject(others)
-    else:
-        world.process.table.order(backends[other].id, Order.CORDON)
-    return await task
+    async with breaking(world, path, fault, [full if others == "full" else others]):
+        return await world.http.post(path, json=body)
 
 
 @pytest.mark.parametrize(

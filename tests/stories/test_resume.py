@@ -1,5 +1,7 @@
 """A stream whose backend fails goes on at another one, and its client sees one whole answer."""
 
+import asyncio
+import contextlib
 import gc
 import json
 from dataclasses import replace
@@ -30,6 +32,39 @@ CUTS = [
 ]
 
 
+@contextlib.asynccontextmanager
+async def breaking(world, path, fault, others=()):
+    """Have the backend that is asked first break so, and the others have `others`, in their order: faults,
+    or what is called with their number.
+
+    They get them as soon as the first one is asked: by the time the client reads, it may have broken.
+    """
+
+    def asked():
+        return [len(sim.received(path)) for sim in world.sims]
+
+    async def spare(before):
+        while (counts := asked()) == before:
+            await asyncio.sleep(0)
+        rest = [
+            sim for sim, count, was in zip(world.sims, counts, before, strict=True) if count == was
+        ]
+        for sim in rest:
+            sim.clear()
+        for sim, other in zip(rest, others, strict=False):
+            if callable(other):
+                other(world.sims.index(sim))
+            else:
+                sim.inject(other)
+
+    async with asyncio.TaskGroup() as group:
+        if fault is not None:
+            for sim in world.sims:
+                sim.inject(fault)
+            group.create_task(spare(asked()))
+        yield
+
+
 async def read(world, path=PATHS[0], fault=None, others=(), **more):
     """Return the bytes of a stream; its first backend has `fault`, the others have `others`, in their order."""
     asked = {"model": "m", "stream": True, "max_tokens": 40, "temperature": 0, **more}
@@ -39,21 +74,13 @@ async def read(world, path=PATHS[0], fault=None, others=(), **more):
         if path == PATHS[1]
         else {"messages": [{"role": "user", "content": "tell me"}]}
     ) | asked
-    if fault is not None:
-        for sim in world.sims:
-            sim.inject(fault)
     raw = b""
-    async with world.http.stream("POST", path, json=asked, timeout=30.0) as reply:
+    async with (
+        breaking(world, path, fault, others),
+        world.http.stream("POST", path, json=asked, timeout=30.0) as reply,
+    ):
         assert reply.status_code == 200
         async for part in reply.aiter_raw():
-            if fault is not None:
-                first = [each.in_flight for each in world.process.table.backends("m")].index(1)
-                rest = [sim for number, sim in enumerate(world.sims) if number != first]
-                for sim in rest:
-                    sim.clear()
-                for sim, other in zip(rest, others, strict=False):
-                    sim.inject(other)
-                fault = None
             raw += part
     for sim in world.sims:
         sim.clear()
@@ -534,15 +561,8 @@ async def whole_reply(world, path, fault=None, **more):
     )
     for sim in world.sims:
         sim.clear()
-        if fault is not None:
-            sim.inject(fault)
-    task = start(world.http.post(path, json=asked), name="reply")
-    if fault is not None:
-        await world.until(lambda: world.in_flight() == 1)
-        for each, sim in zip(world.process.table.backends("m"), world.sims, strict=True):
-            if not each.in_flight:
-                sim.clear()
-    return await task
+    async with breaking(world, path, fault):
+        return await world.http.post(path, json=asked)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -10,7 +10,7 @@ import pytest
 from gateway.core.types import Call, Dialect, Endpoint
 from gateway.sim.server import SimConfig
 from tests.stories.support import gateway, story
-from tests.stories.test_resume import CUTS, THREE
+from tests.stories.test_resume import CUTS, THREE, breaking
 
 SIM = SimConfig(model="m", decode_step_s=0.005)
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
@@ -29,21 +29,14 @@ async def read(world, path, fault=None, others=(), **more):
     """Return the events of a stream; its first backend has `fault`, the others have `others`, in their order."""
     for sim in world.sims:
         sim.clear()
-        if fault is not None:
-            sim.inject(fault)
     raw = b""
     body = {"model": "m", "stream": True, "temperature": 0, **ASKED[path], **more}
-    async with world.http.stream("POST", path, json=body) as reply:
+    async with (
+        breaking(world, path, fault, others),
+        world.http.stream("POST", path, json=body) as reply,
+    ):
         assert reply.status_code == 200, await reply.aread()
         async for part in reply.aiter_raw():
-            if fault is not None:
-                first = [each.in_flight for each in world.process.table.backends("m")].index(1)
-                rest = [sim for number, sim in enumerate(world.sims) if number != first]
-                for number, sim in enumerate(rest):
-                    sim.clear()
-                    if number < len(others):
-                        sim.inject(others[number])
-                fault = None
             raw += part
     for sim in world.sims:
         sim.clear()
