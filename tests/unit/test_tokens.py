@@ -197,20 +197,18 @@ def test_more_counts_than_are_worth_waiting_for_are_refused(folder, monkeypatch)
     (folder / "chat_template.jinja").write_text(loop)
 
     async def main():
-        counter = LocalCounter(folder, deadline_s=0.2)
+        counter = LocalCounter(folder, deadline_s=1.0)
         busy, asked = call(CHAT, messages=[USER]), call(COMPLETIONS, prompt="hi")
         async with asyncio.TaskGroup() as group:
             for _ in range(3):
                 group.create_task(counter.count(busy, "m"))
             await asyncio.sleep(0)
-            began = time.monotonic()
-            refused = await counter.count(asked, "m")
-            waited = time.monotonic() - began
-        return refused, waited, await counter.count(asked, "m")
+            with pytest.raises(StopIteration) as refused:
+                counter.count(asked, "m").send(None)  # it is refused without a wait
+        return refused.value.value, await counter.count(asked, "m")
 
-    refused, waited, afterwards = asyncio.run(main())
+    refused, afterwards = asyncio.run(main())
     assert refused is None
-    assert waited < 0.1
     assert afterwards == 3
 
 
@@ -222,10 +220,8 @@ def test_a_cancelled_count_lets_go_at_once(folder):
         )
         await asyncio.sleep(0)
         task.cancel()
-        began = time.monotonic()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert time.monotonic() - began < 0.5
+        await asyncio.sleep(0)
+        assert task.cancelled()  # in the turn after: it waits for no thread
         return await counter.count(call(COMPLETIONS, prompt="x"), "m")
 
     assert asyncio.run(main()) == 2
