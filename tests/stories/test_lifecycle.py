@@ -244,7 +244,7 @@ async def test_a_broken_keys_file_keeps_the_keys_before_it(text, caplog):
         (world.path.parent / "keys.yaml").write_text(text)
         ring = world.process.handler.settings.keys
         await world.until(ring.changed)
-        await asyncio.sleep(2.6)  # a look at the file takes place every two seconds
+        await world.until(lambda: world.process.keys_trouble)  # it looks every two seconds
         assert world.process.handler.settings.keys is ring
         assert (await world.chat(max_tokens=1)).status_code == 200
         told = await world.http.get(world.admin_url + "/admin/v1/keys")
