@@ -15,6 +15,8 @@ import time
 import pytest
 import redis
 
+from tests.ports import free_port
+
 PROGRAMS = ("redis-server", "valkey-server")
 
 
@@ -23,11 +25,7 @@ class RedisServer:
 
     def __init__(self, program: str, folder: pathlib.Path, *options: str) -> None:
         self.program, self.folder, self.options = program, folder, options
-        self.port = 0
-        while not 0 < self.port < 55_000:  # a cluster's bus is 10,000 above
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                self.port = free.getsockname()[1]
+        self.port = free_port()  # it is the same after a restart; a cluster's bus is 10,000 above
         self.socket = str(folder / "redis.sock")
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self.process: subprocess.Popen[bytes] | None = None

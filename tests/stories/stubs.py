@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-import socket
+
+from tests.ports import free_port
 
 
 @contextlib.asynccontextmanager
@@ -48,6 +49,5 @@ def page(body=b"", status="200 OK"):
 
 
 def free_url():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{sock.getsockname()[1]}"
+    """The URL of a port on which nobody listens, unless the test does."""
+    return f"http://127.0.0.1:{free_port()}"
