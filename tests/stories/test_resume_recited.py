@@ -557,11 +557,13 @@ def test_a_large_body_is_kept_as_long_as_its_stream_runs(path):
             world.sims[1].inject("stall_after:3")
             body = {"model": "m", "stream": True, **ASKED[path], **large(path)}
             async with world.http.stream("POST", path, json=body) as reply:
-                await anext(reply.aiter_raw())
+                pieces = reply.aiter_raw()  # who lets go of it leaves
+                await anext(pieces)
                 await world.until(lambda: keeping.held_bytes > 0)
-                assert keeping.held_bytes > 100_000
-                page = await world.metrics()
-                assert f"gateway_kept_body_bytes {float(keeping.held_bytes)}" in page
+                held = keeping.held_bytes
+                assert held > 100_000
+                assert f"gateway_kept_body_bytes {float(held)}" in await world.metrics()
+                assert keeping.held_bytes == held
             await world.until(lambda: keeping.held_bytes == 0)
 
     check()
