@@ -35,6 +35,16 @@ async def world(folder, *sims, **more):
         yield gate, servers, Caller(gate.public_port, gate.key), engine
 
 
+async def logged(gate, requests):
+    """Return the log's lines of requests, once it has so many: it is written twice a second."""
+    async with asyncio.timeout(20):
+        while True:
+            text = gate.log.read_bytes()
+            if text.count(b'"endpoint":') >= requests and text.endswith(b"\n"):
+                return ledgers.read(gate.log, GatewayLine)
+            await asyncio.sleep(0.05)
+
+
 def test_a_stop_under_a_hundred_streams_lets_them_end_and_exits_with_0(tmp_path, measured):
     @PATIENT
     async def check():
@@ -161,8 +171,7 @@ def test_a_process_that_was_stopped_for_seconds_ends_no_stream_and_ejects_nobody
             ]  # fmt: skip
             assert not away, away
             measured("40 of 40 streams ended well after a stop of 5 s with deadlines of 2 s")
-            await asyncio.sleep(0.7)  # the log is written twice a second
-            lines = ledgers.read(gate.log, GatewayLine)
+            lines = await logged(gate, len(caller.lines))
             found = reconcile(Evidence(client=caller.lines, gateway=lines, engine=engine))
             assert not found, found[0]
 
@@ -193,8 +202,7 @@ def test_a_broken_configuration_changes_nothing_for_streams_under_way(tmp_path):
                 path.write_text(good)
             assert {line.end for line in caller.lines} == {End.COMPLETE}
             assert (await caller.ask(Question("n-ffff"))).end is End.COMPLETE
-            await asyncio.sleep(0.7)  # the log is written twice a second
-            lines = ledgers.read(gate.log, GatewayLine)
+            lines = await logged(gate, len(caller.lines))
             found = reconcile(Evidence(client=caller.lines, gateway=lines, engine=engine))
             assert not found, found[0]
             assert msgspec.json.encode(lines)

@@ -156,11 +156,11 @@ async def served(
             await world.serves()
             yield world
         finally:
-            for number in (signal.SIGTERM, signal.SIGTERM):
-                for pid in filter(runs, world.pids):
-                    os.kill(pid, number)
-                await asyncio.sleep(0.05)
             try:
+                for number in (signal.SIGTERM, signal.SIGTERM):
+                    for pid in filter(runs, world.pids):
+                        os.kill(pid, number)
+                    await asyncio.sleep(0.05)
                 await world.until(lambda: not any(map(runs, world.pids)), 10)
             finally:
                 for pid in filter(runs, world.pids):

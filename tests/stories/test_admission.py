@@ -131,7 +131,7 @@ async def test_a_client_that_leaves_while_it_waits_is_forgotten_and_never_reache
             writer = await send(world)
             await world.until(lambda: waiting(world) == 1)
             writer.close()
-            await world.until(lambda: waiting(world) == 0, seconds=0.1)
+            await world.at_once(lambda: waiting(world) == 0, looks=10)
         await world.settled()
         assert len(chats(world.sims[0])) == 1
         gone = 'gateway_client_disconnects_total{pool="m",stage="before_send"}'
