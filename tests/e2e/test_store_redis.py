@@ -20,6 +20,7 @@ from gateway.store.shared import StoreUnavailable
 from tests.e2e.support import GATEWAY
 from tests.faults.toxic import Toxic, toxic
 from tests.limitercases import amounts, plan_of, used_of
+from tests.ports import free_port
 from tests.redisserver import PROGRAMS, redis_server, time_passes
 from tests.storecases import Desk, Reader, StoreCases
 
@@ -208,8 +209,8 @@ def test_over_tls_the_certificate_is_checked(tmp_path):
     subprocess.run(command.split(), cwd=tmp_path, check=True, capture_output=True)
     tls = ["--tls-cert-file", f"{tmp_path}/cert.pem", "--tls-key-file", f"{tmp_path}/key.pem"]
     with redis_server("--tls-port", "0", "--tls-auth-clients", "no", *tls) as server:
+        port = free_port()
         with server.client() as client:
-            port = server.port + 1 if server.port < 65535 else server.port - 1
             client.config_set("tls-port", port)
         url = f"rediss://localhost:{port}/0"
         assert works(f"{url}?ssl_ca_certs={tmp_path}/cert.pem") == ""
