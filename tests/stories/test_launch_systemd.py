@@ -290,11 +290,16 @@ def test_a_cancelled_call_leaves_the_launcher_usable(tmp_path, monkeypatch):
         async with machine(tmp_path, monkeypatch) as (systemd, launcher):
             await launcher.look()
             systemd.hangs = True
-            systemd.unit(UNIT)  # something changed, so the next look asks
-            await asyncio.sleep(0.05)
+            systemd.unit(UNIT)  # something changed: once that is heard, a look asks
+
+            async def looks():
+                while True:
+                    async with asyncio.timeout(0.1):
+                        await launcher.look()
+                    await asyncio.sleep(0.01)
+
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.1):
-                    await launcher.look()
+                await looks()
             systemd.hangs = False
             assert (await launcher.look()).running
 

@@ -35,7 +35,7 @@ async def readiness(world):
 
 @story
 async def test_readiness_goes_first_and_what_comes_meanwhile_is_served():
-    async with served(SLOW, extra="shutdown: {announce: 2s, grace: 20s}") as world:
+    async with served(SLOW, extra="shutdown: {announce: 5s, grace: 20s}") as world:
         async with client(world) as http, client(world) as kept, asyncio.TaskGroup() as group:
             assert (await ask(kept)).headers.get("connection") != "close"
             running = group.create_task(ask(http, stream=True, max_tokens=100))
