@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from functools import partial
 
 import pytest
 from starlette.applications import Starlette
@@ -54,7 +55,7 @@ async def mixed(form, engine="openai"):
     """A pool whose requests begin at vLLM, which is slow."""
     async with serving(other_engine(form), port=0) as server:
         port = server.servers[0].sockets[0].getsockname()[1]
-        other = f"{{url: 'http://127.0.0.1:{port}', engine: {engine}, weight: 0.001}}"
+        other = f"{{url: 'http://127.0.0.1:{port}', engine: {engine}, weight: 0.000000001}}"
         pools = f"pools: {{m: {{move_after: 100ms, backends: [{{url: <0>}}, {other}]}}}}"
         async with gateway(SIM, pools=pools, wait=False, access=True) as world:
             await world.ready(2)
@@ -65,7 +66,8 @@ async def told_by(world, *, drains=False):
     """Return what a stream says, and whether it ends with an error; its backend may be drained once it has begun."""
     async with asyncio.TaskGroup() as group:
         asked = group.create_task(world.chat("x", max_tokens=120, stream=True))
-        await world.until(lambda: world.sims[0].requests[-1].tokens_emitted > 3)
+        chats = partial(world.sims[0].received, "/v1/chat/completions")
+        await world.until(lambda: any(each.tokens_emitted > 3 for each in chats()))
         if drains:
             world.process.table.order("m/b1", Order.DRAIN)
     chunks = [json.loads(each) for each in frames(asked.result().text)[:-1]]
