@@ -100,7 +100,7 @@ async def test_a_rest_that_is_refused_where_the_backend_is_cordoned_meanwhile_is
     ]
     async with serving(Starlette(routes=routes), port=0) as other:
         port = other.servers[0].sockets[0].getsockname()[1]
-        backends = f"[<0>, {{url: 'http://127.0.0.1:{port}', weight: 0.001}}]"
+        backends = f"[<0>, {{url: 'http://127.0.0.1:{port}', weight: 0.000000001}}]"
         pools = f"pools: {{m: {{resume_replies: '16', backends: {backends}}}}}"
         async with gateway(SIM, pools=pools, wait=False, access=True) as world:
             await world.ready(2)

@@ -20,8 +20,8 @@ from tests.stories.support import gateway, story
 
 SIM = SimConfig(model="m", decode_step_s=0.005)
 PATHS = ["/v1/chat/completions", "/v1/completions"]
-# The third takes what the others cannot.
-THREE = "pools: {m: {backends: [{url: <0>}, {url: <1>}, {url: <2>, weight: 0.001}]}}"
+# The third takes what the others cannot: who is asked is drawn by weight.
+THREE = "pools: {m: {backends: [{url: <0>}, {url: <1>}, {url: <2>, weight: 0.000000001}]}}"
 CUTS = [
     "reset_after:7",
     "truncate_after:7",
@@ -402,7 +402,7 @@ def test_in_a_pool_of_several_versions_what_needs_a_parser_goes_on_at_a_newer_on
 def test_a_chat_of_which_no_token_came_yet_is_begun_again_at_such_an_engine():
     @story
     async def check():
-        pools = "pools: {m: {backends: [{url: <0>}, {url: <1>, weight: 0.001}]}}"
+        pools = "pools: {m: {backends: [{url: <0>}, {url: <1>, weight: 0.000000001}]}}"
         async with gateway(OLD, OLD, pools=pools, access=True) as world:
             whole = await read(world)
             world.sims[0].inject("abort_finish:0")
