@@ -187,7 +187,7 @@ async def fleet(
             return Supervisor(table, clock, store or own, config, make_launcher=make, timing=timing)
 
         process = build(load_config(path), path, Outlet(), supervise, clock)
-        http = await stack.enter_async_context(loopback.client(timeout=10))
+        http = await stack.enter_async_context(loopback.client(timeout=25))
         async with asyncio.TaskGroup() as group:
             group.create_task(run(process), name="gateway")
             await process.listening.wait()

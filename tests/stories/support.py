@@ -145,7 +145,7 @@ async def gateway(
         log = stack.enter_context((folder / "log").open("wb")) if access else None
         outlet = Outlet() if log is None else Outlet(log.fileno())
         process = build(load_config(path), path, outlet, clock=clock)
-        http = await stack.enter_async_context(loopback.client(timeout=10))
+        http = await stack.enter_async_context(loopback.client(timeout=25))
         async with asyncio.TaskGroup() as group:
             group.create_task(run(process), name="gateway")
             await process.listening.wait()
