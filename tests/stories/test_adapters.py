@@ -108,9 +108,11 @@ async def test_what_has_requests_in_flight_stays_until_they_have_ended():
         await asyncio.sleep(1.1)  # what was just loaded stays for a while
         first = start(world.chat(model="a", max_tokens=20), name="first")
         await world.until(lambda: world.process.table.get("m/b1").adapter_requests == {"a": 1})
+        world.sims[0].inject("frozen")  # the first one lasts as long as it has to
         second = start(world.chat(model="b", max_tokens=1), name="second")
         await world.until(lambda: "a" in world.process.table.get("m/b1").lacking)
         assert "a" in held(world)
+        world.sims[0].clear()
         assert (await first).json()["usage"]["completion_tokens"] == 20
         assert (await second).status_code == 200
         assert list(held(world)) == ["b"]
@@ -324,6 +326,7 @@ async def test_a_version_that_mixes_adapters_up_loads_none_while_adapters_run():
         await world.until(lambda: len(held(world)) == 2)
         running = start(world.chat(model="a", max_tokens=30), name="running")
         await world.until(lambda: world.process.table.get("m/b1").adapter_requests == {"a": 1})
+        world.sims[0].inject("frozen")  # it runs as long as it has to
         await world.until(lambda: not world.process.adapters.pools["m"].changes)
         before = loads(world)
         del world.sims[0].state.loaded["b"]
@@ -332,6 +335,7 @@ async def test_a_version_that_mixes_adapters_up_loads_none_while_adapters_run():
         (row,) = [each for each in world.process.adapters.statuses() if each.adapter == "b"]
         assert "may mix adapters up" in row.detail
         assert loads(world) == before
+        world.sims[0].clear()
         assert (await running).status_code == 200
         await world.until(lambda: loads(world) == before + 1)
 

@@ -91,11 +91,13 @@ async def test_one_that_works_again_is_tried_by_one_request_and_starts_slowly():
         async with asyncio.TaskGroup() as group:
             trial = group.create_task(world.http.post("/v1/chat/completions", json=body))
             await world.until(lambda: first.probation.slots)
+            sim.inject("frozen")  # it lasts as long as it has to
             other.release()
             replies = [(await world.chat(max_tokens=1)).status_code for _ in range(5)]
             assert replies == [200] * 5
             assert chats(sim) == before + 1
             assert not trial.done()
+            sim.clear()
         assert trial.result().status_code == 200
         await world.until(lambda: first.phase is Phase.READY)
         assert first.limit.starts(clock.now())

@@ -83,9 +83,11 @@ async def test_while_one_is_tried_again_the_others_go_to_the_reserve():
         async with asyncio.TaskGroup() as group:
             trial = group.create_task(world.chat(max_tokens=80))
             await world.until(lambda: first.probation.slots)
+            world.sims[0].inject("frozen")  # it lasts as long as it has to
             beside = await world.chat(max_tokens=1)
             assert beside.headers["x-gateway-backend"] == "m/b2"
             assert not trial.done()
+            world.sims[0].clear()
 
 
 @story

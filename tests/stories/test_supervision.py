@@ -840,7 +840,7 @@ async def test_what_its_service_manager_starts_again_while_it_is_proven_is_left_
             await on[name].begin()
         # A failed health check or two do not say that it is down: another process does.
         seldom = {"interval": "2s", "scrape_interval": "50ms", "models_interval": "50ms"}
-        timing = Timing(every_s=0.02, first_token_s=0.3, last_words_s=0.2)
+        timing = Timing(every_s=0.02, first_token_s=1.0, last_words_s=0.2)
         backends = managed(slot), managed(on["m/b2"])
         async with fleet(on, *backends, timing=timing, extra={"health": seldom}) as world:
             slot.plan(Script(faults=("frozen",)), Script(listens=asyncio.Event()))
