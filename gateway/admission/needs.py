@@ -7,6 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.admission.likely import likely_tokens
 from gateway.core.endpoints import NO_ENGINE, NO_OUTPUT, PAIRED
 from gateway.core.types import Call, Caller, Demand, Need, Outcome, RequestRecord
 
@@ -14,8 +15,6 @@ DEFAULT_OUTPUT_TOKENS: Final = 256  # a chat answer of a few paragraphs; public 
 
 _OK: Final = Outcome.OK  # looked up once: 0.15 us before Python 3.12
 _WEIGHT: Final = 0.1  # of the newest output: the mean follows the last twenty or so
-_BYTES_PER_TOKEN: Final = 4  # of English text and code; for a prompt that nobody has counted
-_UNKNOWN_PROMPT_TOKENS: Final = 1024  # pictures and sound: about one picture's worth
 
 
 @dataclass(slots=True)
@@ -93,9 +92,9 @@ class Needs:
         if call.endpoint in NO_ENGINE:
             return Need(0, 0)
         together = not call.truncates_prompt and call.endpoint in PAIRED
-        prompt, size = demand.prompt_tokens, call.text_bytes
+        prompt = demand.prompt_tokens
         if not demand.exact:
-            likely = _UNKNOWN_PROMPT_TOKENS if size is None else size // _BYTES_PER_TOKEN + 1
+            likely = likely_tokens(call)
             prompt = likely if together or likely < prompt else prompt
         output = 0
         if call.endpoint not in NO_OUTPUT:

@@ -122,7 +122,6 @@ Places = Mapping[str, tuple[int, int]]  # where values of an object stand in its
 class Call(msgspec.Struct, frozen=True):
     """What is asked: the few fields of a request body that the gateway looks at, and the body itself.
 
-    `choices` is how many choices a complete answer holds (n x number of prompts).
     `text_bytes` is an upper bound of the UTF-8 length of all text of the longest prompt, `None` when it
     has parts whose tokens the body's size does not bound (images, audio, embeddings).
     """
@@ -134,11 +133,12 @@ class Call(msgspec.Struct, frozen=True):
     body: bytes
     max_new_tokens: int | None = None
     max_new_field: str | None = None
-    choices: int = 1
+    choices: int = 1  # that a complete answer holds: n x number of prompts
     sequences: int = 1  # that it becomes in an engine: one for each choice, prompt and document
     longest_ratio: float = 1.0  # of several prompts: the longest's share of all their text
     wants_usage: bool = False
     text_bytes: int | None = None
+    likely_bytes: int | None = None  # of text with as many tokens; None: all of `text_bytes`
     prompt_token_ids: int | None = None  # exact prompt length when the prompt is token ids
     truncates_prompt: bool = False  # truncate_prompt_tokens is set: the engine cuts, not we
     content_type: bytes = b"application/json"

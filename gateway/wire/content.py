@@ -18,6 +18,7 @@ from gateway.core.asked import Fact, Media
 from gateway.core.errors import RequestError
 from gateway.core.types import Endpoint
 from gateway.wire.addresses import kind_of_address
+from gateway.wire.found import Found
 from gateway.wire.objects import (
     begins,
     decode_or_none,
@@ -101,7 +102,7 @@ def has_content(endpoint: Endpoint, field: str) -> bool:
     return field in _CARRIERS.get(endpoint, _ANY)
 
 
-def scan(field: str, raw: Raw, facts: list[Fact]) -> bool:
+def scan(field: str, raw: Raw, facts: Found) -> bool:
     """Go through a field's content: note what the policy limits, say whether it surely is text only.
 
     Raises:
@@ -122,7 +123,7 @@ def scan(field: str, raw: Raw, facts: list[Fact]) -> bool:
     raise _unclear(field)
 
 
-def _messages(path: str, raw: Raw, facts: list[Fact], depth: int = 0) -> bool:
+def _messages(path: str, raw: Raw, facts: Found, depth: int = 0) -> bool:
     data = bytes(raw)
     if len(data) <= CHECKED_BYTES and data.count(b'"content"') > data.count(b"{"):
         _check_names(raw, path)
@@ -147,7 +148,7 @@ def _check_names(raw: Raw, path: str) -> None:
         objects_once(raw, path)
 
 
-def _mixed(path: str, raw: Raw, facts: list[Fact], depth: int) -> bool:
+def _mixed(path: str, raw: Raw, facts: Found, depth: int) -> bool:
     """Go through a list of texts, token ids, or lists of those or of messages."""
     plain = True
     if b"{" not in bytes(raw) and path != "messages":
@@ -163,7 +164,7 @@ def _mixed(path: str, raw: Raw, facts: list[Fact], depth: int) -> bool:
     return plain
 
 
-def _message(message: Mapping[str, Raw], path: str, facts: list[Fact]) -> bool:
+def _message(message: Mapping[str, Raw], path: str, facts: Found) -> bool:
     plain = True
     for name in ("content", "output"):
         if name in message:
@@ -171,7 +172,7 @@ def _message(message: Mapping[str, Raw], path: str, facts: list[Fact]) -> bool:
     return plain
 
 
-def _content(raw: Raw, path: str, facts: list[Fact], depth: int) -> bool:
+def _content(raw: Raw, path: str, facts: Found, depth: int) -> bool:
     """Go through the value of a content: text, a part, or a list of both."""
     first = begins(raw)
     if first in (_QUOTE, _NULL):
@@ -197,7 +198,7 @@ def _content(raw: Raw, path: str, facts: list[Fact], depth: int) -> bool:
     return plain
 
 
-def _mixed_parts(raw: Raw, path: str, facts: list[Fact], depth: int) -> bool:
+def _mixed_parts(raw: Raw, path: str, facts: Found, depth: int) -> bool:
     plain = True
     for index, item in enumerate(items_of(raw)):
         place, first = f"{path}[{index}]", begins(item)
@@ -208,32 +209,34 @@ def _mixed_parts(raw: Raw, path: str, facts: list[Fact], depth: int) -> bool:
     return plain
 
 
-def _part(part: Mapping[str, Raw], path: str, facts: list[Fact], depth: int) -> bool:
+def _part(part: Mapping[str, Raw], path: str, facts: Found, depth: int) -> bool:
     kind = _type_of(part, path)
     if kind in _EMBEDS:
-        _note(facts, Fact("content.embeds", 1.0, f"{path}.{kind}"))
-    plain = kind in _TEXT_PARTS
+        facts.note(Fact("content.embeds", 1.0, f"{path}.{kind}"))
+    plain, media = kind in _TEXT_PARTS, facts.media
     for name in part.keys() & _SPECIAL:
         raw, place = part[name], f"{path}.{name}"
         if name in _EMBEDS:
             plain = False
             if kind != name:
-                _note(facts, Fact("content.embeds", 1.0, place))
+                facts.note(Fact("content.embeds", 1.0, place))
         elif begins(raw) == _NULL:
             continue
         elif name in _URLS:
             plain = False
             _address(raw, place, facts)
         elif name == "uuid":
-            _note(facts, Fact("content.uuid", 1.0, place))
+            facts.note(Fact("content.uuid", 1.0, place))
         elif name == "tool":
             _added_tool(raw, place, facts)
         else:
             plain = _inner(name, raw, place, facts, depth) and plain
+    if not plain and facts.media == media:  # else they are inside, with texts beside them
+        facts.add_medium(part)
     return plain
 
 
-def _added_tool(raw: Raw, path: str, facts: list[Fact]) -> None:
+def _added_tool(raw: Raw, path: str, facts: Found) -> None:
     """Note a tool that a message defines (Anthropic's `tool_addition`): the engine adds it to the others.
 
     Its schema counts as that of a forced tool: the choice of tools stands elsewhere.
@@ -241,8 +244,8 @@ def _added_tool(raw: Raw, path: str, facts: list[Fact]) -> None:
     definition = fields_once(raw, path).get("definition") if begins(raw) == _OBJECT else None
     if definition is None:
         return
-    add(facts, Fact("tools", 1.0, path))
-    add(facts, Fact("tools_bytes", float(len(definition)), path))
+    facts.add(Fact("tools", 1.0, path))
+    facts.add(Fact("tools_bytes", float(len(definition)), path))
     # In a large body only the beginning of a long string is seen, with this behind it (`wire.scan`).
     schema = decode_or_none(_DEFINED, definition)
     if schema is not None and b"\\u0000" in bytes(schema.input_schema):
@@ -252,13 +255,13 @@ def _added_tool(raw: Raw, path: str, facts: list[Fact]) -> None:
             param=place,
             code="string_above_max_length",
         )
-    found: list[Fact] = []
+    found = Found()
     tool_facts(definition, f"{path}.definition", found, forced=True)
     for fact in found:
-        _note(facts, fact)
+        facts.note(fact)
 
 
-def _inner(name: str, raw: Raw, path: str, facts: list[Fact], depth: int) -> bool:
+def _inner(name: str, raw: Raw, path: str, facts: Found, depth: int) -> bool:
     """Go through what a part holds: other parts, or the source of its media."""
     first = begins(raw)
     if name in ("source", "file"):
@@ -276,23 +279,24 @@ def _inner(name: str, raw: Raw, path: str, facts: list[Fact], depth: int) -> boo
     return _content(raw, path, facts, depth + 1)
 
 
-def _addresses(raw: Raw, path: str, facts: list[Fact]) -> None:
+def _addresses(raw: Raw, path: str, facts: Found) -> None:
     """Note which kinds of address a list has. It may hold thousands: each costs only what tells its kind."""
     try:
         addresses = _TEXTS.decode(raw)
     except (msgspec.DecodeError, RecursionError):
         raise wrong_type(path, "expected a list of addresses") from None
+    facts.add_media(len(addresses), len(raw))
     kinds: list[Media] = []
     for address in dict.fromkeys(addresses):
         kind = kind_of_address(address)
         if kind not in kinds:
             kinds.append(kind)
-            _note(facts, media_fact(kind, f"{path}[{addresses.index(address)}]"))
+            facts.note(media_fact(kind, f"{path}[{addresses.index(address)}]"))
             if kind is Media.ANY:
                 return  # no other address needs more than that
 
 
-def _address(raw: Raw, path: str, facts: list[Fact]) -> None:
+def _address(raw: Raw, path: str, facts: Found) -> None:
     """Note what kind of address media have: a text, or an object with a `url`."""
     first = begins(raw)
     if first == _OBJECT:
@@ -303,30 +307,15 @@ def _address(raw: Raw, path: str, facts: list[Fact]) -> None:
         _address_text(raw, path, facts)
 
 
-def _address_text(raw: Raw, path: str, facts: list[Fact]) -> None:
+def _address_text(raw: Raw, path: str, facts: Found) -> None:
     first = begins(raw)
     if first == _NULL or bytes(memoryview(raw)[:6]) == b'"data:':
         if first != _NULL:
-            _note(facts, media_fact(Media.DATA, path))
+            facts.note(media_fact(Media.DATA, path))
         return
     if first != _QUOTE:
         raise _unclear(path)
-    _note(facts, media_fact(kind_of_address(_TEXT.decode(raw)), path))
-
-
-def add(facts: list[Fact], fact: Fact) -> None:
-    """Note a fact on top of what another says of the same row."""
-    for index, each in enumerate(facts):
-        if each.row == fact.row:
-            facts[index] = Fact(fact.row, each.value + fact.value, fact.path)
-            return
-    facts.append(fact)
-
-
-def _note(facts: list[Fact], fact: Fact) -> None:
-    """Note a fact unless one says as much: of a thousand images the worst address counts."""
-    if not any(each.row == fact.row and each.value >= fact.value for each in facts):
-        facts.append(fact)
+    facts.note(media_fact(kind_of_address(_TEXT.decode(raw)), path))
 
 
 def _type_of(part: Mapping[str, Raw], path: str) -> str | None:

@@ -35,12 +35,15 @@ def completed(call: Call, scan: BodyScan) -> Call:
     """
     left_out = len(scan.body) - len(call.body)
     ids, ratio, text_bytes = call.prompt_token_ids, call.longest_ratio, call.text_bytes
+    likely_bytes = call.likely_bytes
     if ids is not None:
         field = "prompt" if call.endpoint is Endpoint.COMPLETIONS else "input"
         _check_ids(scan, field)
         ids, ratio = _counted(scan.ids.get(field), ids, ratio)
     if text_bytes is not None:
         text_bytes += left_out + TOOLS_GROWTH * min(left_out, scan.size("tools"))
+        if likely_bytes is not None:  # beside media it is they that are cut, mostly
+            likely_bytes += left_out
     return structs.replace(
         call,
         body=scan.body,
@@ -49,6 +52,7 @@ def completed(call: Call, scan: BodyScan) -> Call:
         prompt_token_ids=ids,
         longest_ratio=ratio,
         text_bytes=text_bytes,
+        likely_bytes=likely_bytes,
     )
 
 

@@ -18,8 +18,9 @@ from gateway.core.asked import Asked, Fact
 from gateway.core.endpoints import GENERATES, PAIRED
 from gateway.core.errors import RequestError
 from gateway.core.types import Endpoint
-from gateway.wire.content import add, has_content, scan
+from gateway.wire.content import has_content, scan
 from gateway.wire.fields import known_fields
+from gateway.wire.found import Found
 from gateway.wire.lax import is_on, number_of
 from gateway.wire.objects import begins, decode_or_none, fields_once, items_of, wrong_type
 from gateway.wire.parameters import UNLIMITED
@@ -59,7 +60,7 @@ OUTPUT_LIMITS: Final[Mapping[Endpoint, tuple[str, ...]]] = {
 class Measure:
     """One body, taken apart and measured."""
 
-    __slots__ = ("_facts", "_unknown", "documents", "endpoint", "fields", "plain")
+    __slots__ = ("_unknown", "documents", "endpoint", "fields", "found", "plain")
 
     def __init__(self, endpoint: Endpoint, fields: dict[str, Raw]) -> None:
         """Measure a body by its fields.
@@ -71,7 +72,7 @@ class Measure:
         self.fields = fields
         self.plain = True  # its content surely is text
         self.documents = 1  # to rank or score, each in a sequence of its own
-        self._facts: list[Fact] = []
+        self.found = Found()
         self._unknown = 0
         known, looks, looked_at = _LOOKS[endpoint]
         for name in looked_at.intersection(fields):
@@ -81,7 +82,7 @@ class Measure:
 
     def asked(self, *, choices: int, prompts: int = 1, prompts_field: str = "prompt") -> Asked:
         """Return what it asks for, with the sequences it makes."""
-        facts = self._facts
+        facts = self.found
         if choices > 1:
             facts.append(Fact("n", float(choices), "n"))
             if "use_beam_search" in self.fields and is_on(self.fields["use_beam_search"]):
@@ -103,12 +104,12 @@ class Measure:
 
     def note(self, row: str, value: float, path: str) -> None:
         """Note a fact."""
-        self._facts.append(Fact(row, value, path))
+        self.found.append(Fact(row, value, path))
 
     # --- readers: each looks at one field that is given ---------------------------------------------
 
     def _content(self, name: str, raw: Raw) -> None:
-        if not scan(name, raw, self._facts):
+        if not scan(name, raw, self.found):
             self.plain = False
         if name in _READERS:
             _READERS[name](self, name, raw)
@@ -172,24 +173,24 @@ class Measure:
             self.note(name, float(len(fields_once(raw, name))), name)
 
     def _format(self, name: str, raw: Raw) -> None:
-        format_facts(raw, name, self._facts)
+        format_facts(raw, name, self.found)
 
     def _structured(self, name: str, raw: Raw) -> None:
-        structured_facts(raw, name, self._facts)
+        structured_facts(raw, name, self.found)
 
     def _tools(self, name: str, raw: Raw) -> None:
         if begins(raw) == _NULL:
             return
-        add(self._facts, Fact("tools_bytes", float(len(raw)), name))
+        self.found.add(Fact("tools_bytes", float(len(raw)), name))
         if begins(raw) != _LIST:
             return
         tools = items_of(raw)
-        add(self._facts, Fact("tools", float(functions_in(raw, len(tools))), name))
+        self.found.add(Fact("tools", float(functions_in(raw, len(tools))), name))
         choice = bytes(self.fields.get("tool_choice", b"null"))
         forced = choice not in (b"null", b'"auto"', b'"none"')
         if forced or (choice != b'"none"' and may_be_strict(raw)):
             for index, tool in enumerate(tools):
-                tool_facts(tool, f"{name}[{index}]", self._facts, forced=forced)
+                tool_facts(tool, f"{name}[{index}]", self.found, forced=forced)
 
     def _documents(self, name: str, raw: Raw) -> None:
         if self.endpoint in PAIRED and begins(raw) == _LIST:

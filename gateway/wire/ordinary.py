@@ -36,6 +36,7 @@ class Ordinary(msgspec.Struct, gc=False):
     seen: Any  # its fields as attributes; what is absent is UNSET
     text_bytes: int  # of its prompt, at most
     asked: Asked
+    likely_bytes: int | None = None  # see `Call`
 
 
 def short_chat(body: bytes) -> Ordinary | None:
@@ -86,7 +87,7 @@ def ordinary(endpoint: Endpoint, body: bytes, fields: Mapping[str, Raw]) -> Ordi
     tools_bytes = len(fields["tools"])
     size = Fact("tools_bytes", float(tools_bytes), "tools")
     asked = Asked((size, Fact("tools", float(len(seen.tools)), "tools")))
-    return Ordinary(seen, len(body) + TOOLS_GROWTH * tools_bytes, asked)
+    return Ordinary(seen, len(body) + TOOLS_GROWTH * tools_bytes, asked, len(body))
 
 
 def _may_repeat(raw: Raw, messages: list[_Message]) -> bool:

@@ -159,6 +159,7 @@ class Prompts(msgspec.Struct, frozen=True):
     ids: int | None = None  # of the longest, if they are token ids
     longest_ratio: float = 1.0  # its share of all of them
     field: str = "prompt"  # where they are
+    likely_bytes: int | None = None  # see `Call`
 
 
 def measure_prompts(raw: Raw, field: str) -> Prompts:

@@ -9,7 +9,7 @@ import re
 from typing import Final
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, structs
 
 from gateway.core.endpoints import TEMPLATED
 from gateway.core.types import Endpoint
@@ -21,6 +21,9 @@ from gateway.wire.peek import Peek, Prompts, measure_prompts
 TOOLS_GROWTH: Final = (
     2  # templates may pretty-print tools: up to this many times their size is added
 )
+
+# A picture or sound is taken for as much text: about a thousand tokens, as pictures of usual sizes have.
+MEDIUM_BYTES: Final = 4096
 
 # vLLM writes JSON anew into a prompt: `1e15` becomes 1000000000000000.0, with a space after its comma.
 JSON_GROWTH: Final = 4
@@ -43,11 +46,19 @@ def prompts_of(measure: Measure, seen: Peek, body: bytes) -> Prompts:
     Raises:
         RequestError: 400; a wrong type.
     """
+    prompts, found = _prompts(measure, seen, body), measure.found
+    if measure.plain:
+        return prompts
+    size = len(body) - found.media_bytes + found.media * MEDIUM_BYTES
+    return structs.replace(prompts, likely_bytes=int(size * prompts.longest_ratio))
+
+
+def _prompts(measure: Measure, seen: Peek, body: bytes) -> Prompts:
     endpoint, fields, plain = measure.endpoint, measure.fields, measure.plain
     if endpoint is Endpoint.DECISIONS:
         return Prompts(1, decision_bytes(fields) if plain else None)
     if endpoint in _ONE:
-        return Prompts(1, len(body) + TOOLS_GROWTH * len(seen.tools) if plain else None)
+        return _one(seen, body, plain)
     messages = fields.get("messages", _NOTHING)
     if len(messages) > 2 and begins(messages) == _LIST:
         if _LISTS.match(memoryview(messages)):
@@ -58,7 +69,15 @@ def prompts_of(measure: Measure, seen: Peek, body: bytes) -> Prompts:
         return _of_input(endpoint, seen.input, body, plain)
     elif endpoint is Endpoint.EMBED:
         return _of_embed(fields, body, plain)
-    return Prompts(1, len(body) + TOOLS_GROWTH * len(seen.tools) if plain else None)
+    return _one(seen, body, plain)
+
+
+def _one(seen: Peek, body: bytes, plain: bool) -> Prompts:
+    """Measure a prompt that a template writes."""
+    if not plain:
+        return Prompts(1, None)
+    size, grows = len(body), TOOLS_GROWTH * len(seen.tools)
+    return Prompts(1, size + grows, likely_bytes=size if grows else None)
 
 
 def decision_bytes(fields: dict[str, Raw]) -> int:
