@@ -173,6 +173,12 @@ def window_of(route: Route, caller: Caller) -> int | None:
     return min(window, own)
 
 
+def is_engines_own(route: Route, caller: Caller) -> bool:
+    """Whether the engine holds the window too, so that it may decide what is not sure."""
+    window = window_of(route, caller)
+    return window is None or not _is_ours(window, route)
+
+
 def _is_ours(window: int, route: Route) -> bool:
     """Whether a window is smaller than the engines' own, so that nobody but the gateway holds it."""
     return route.engine_tokens is None or window < route.engine_tokens

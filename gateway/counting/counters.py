@@ -12,15 +12,19 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
+import msgspec
+from msgspec import Raw, structs
+
 from gateway.config.flags import in_force
 from gateway.config.launched import model_of
 from gateway.config.models import PoolConfig
 from gateway.config.supervision import LaunchConfig
 from gateway.core.errors import ConfigError
-from gateway.core.types import Call, Route
+from gateway.core.types import Call, Endpoint, Route
 from gateway.counting import ids
-from gateway.counting.tokens import Asker, BackendCounter, LocalCounter, Made, prepared
+from gateway.counting.tokens import Asker, BackendCounter, LocalCounter, Made, off_loop, prepared
 from gateway.pools.table import Backend
+from gateway.wire.objects import fields_of, is_given
 
 log = logging.getLogger("gateway.counting")
 
@@ -79,8 +83,21 @@ class PromptCounters:
         `backends` are those that serve now; the least busy one is asked. Cancel: nothing is held.
         """
         chat = await prepared(call)
-        if chat is None:
-            return None
+        return None if chat is None else await self._count(chat, route, backends)
+
+    async def count_without_tools(
+        self, call: Call, route: Route, backends: Sequence[Backend]
+    ) -> int | None:
+        """Return the length of a prompt without its tools, where its server may leave them out.
+
+        None where it may not, or nobody can tell. By `--exclude-tools-when-tool-choice-none` a vLLM (0.32) leaves
+        out those that the model may not call; `/tokenize` counts them all the same. Cancel: nothing is held.
+        """
+        chat = await prepared(call)
+        bare = None if chat is None else await off_loop(chat, partial(_without_tools, chat))
+        return None if bare is None else await self._count(bare, route, backends)
+
+    async def _count(self, chat: Call, route: Route, backends: Sequence[Backend]) -> int | None:
         local = self._local.get(route.pool)
         if local is not None:
             tokens = await local.count(chat, route.served_model, window_tokens=route.window_tokens)
@@ -188,6 +205,15 @@ class PromptCounters:
         """Drop the connections to backends; a count that is under way comes to its end."""
         for counter in self._remote.values():
             counter.asker.close()
+
+
+def _without_tools(chat: Call) -> Call | None:
+    """Return a chat without the tools that the model may not call; None where there are none."""
+    fields = fields_of(chat.body) if chat.endpoint is Endpoint.CHAT else {}
+    given = is_given(fields.pop("tools", Raw()))
+    if not given or bytes(fields.pop("tool_choice", b"")) != b'"none"':
+        return None
+    return structs.replace(chat, body=msgspec.json.encode(fields), fields=None, places=None)
 
 
 def _able(backends: Sequence[Backend], route: Route) -> list[Backend]:

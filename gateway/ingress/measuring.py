@@ -12,8 +12,9 @@ from msgspec import structs
 
 from gateway.admission.gate import Gate
 from gateway.core.aio import beside
+from gateway.core.errors import ContextLengthExceeded
 from gateway.core.types import SERVING, Ask, Call, Chance, Demand, Endpoint, Phase, RequestRecord
-from gateway.counting.context import bound, settle, unjudged, unsettled
+from gateway.counting.context import bound, is_engines_own, settle, unjudged, unsettled
 from gateway.counting.ids import Tokens
 from gateway.counting.offers import offers_of
 from gateway.ingress.downstream import Downstream
@@ -117,7 +118,16 @@ class Measuring:
         serving = serving or [each for each in backends if each.phase is Phase.DEGRADED]
         tokens = await settings.counters.count(call, route, serving)
         if tokens is not None:
-            return settle(call, tokens, route=route, caller=caller, policy=policy)
+            fit = partial(settle, call, route=route, caller=caller, policy=policy)
+            try:
+                return fit(tokens)
+            except ContextLengthExceeded:
+                if not is_engines_own(route, caller):
+                    raise
+                bare = await settings.counters.count_without_tools(call, route, serving)
+                if bare is None:
+                    raise
+                fit(bare)  # it may be too long without them, too; else the engine decides
         if not serving:  # the gate says so, and when to come again; or it waits for one that starts
             return unjudged(call, caller=caller, policy=policy)
         judge = partial(unsettled, call, route=route, caller=caller, policy=policy)

@@ -186,7 +186,8 @@ def count_chat(path: str, body: dict[str, Any], config: SimConfig) -> tuple[list
         check_order(messages)
     open_reply = body.get("add_generation_prompt", True)
     goes_on = bool(body.get("continue_final_message")) and bool(messages)
-    tools = [_as_chat_has(each) for each in body.get("tools") or ()]
+    hidden = config.hides_tools and body.get("tool_choice") in ("none", {"type": "none"})
+    tools = [] if hidden else [_as_chat_has(each) for each in body.get("tools") or ()]
     effort = effort_of(body) if config.reads_effort else None
     ids = render_chat(messages, tools, open_reply=open_reply, goes_on=goes_on, effort=effort)
     return ids, "\n".join(_texts(messages))

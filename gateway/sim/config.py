@@ -94,6 +94,7 @@ class SimConfig:
     version: str = "0.32.0"
     system_first: bool = False  # its chat template takes a system message as the first one only
     reads_effort: bool = False  # its chat template writes the effort into the prompt
+    hides_tools: bool = False  # `--exclude-tools-when-tool-choice-none`; `/tokenize` shows them
     takes_prompt_ids: bool = True  # in place of a chat's rendered prompt; before 0.27: no
     keep_alive_s: float = 5.0  # idle connections are closed after it, as vLLM's uvicorn does
     death_linger_s: float = 0.2  # from the engine's death until the listener is gone

@@ -378,6 +378,41 @@ async def test_messages_longer_than_the_engines_window_are_refused_here_with_the
         assert (await world.http.post("/v1/messages", json=body)).status_code == 200
 
 
+TOOL = {"name": "look", "description": LONG * 2}
+OFFERED = {
+    "/v1/chat/completions": ("messages", {"tools": [{"type": "function", "function": TOOL}]}),
+    "/v1/responses": ("input", {"tools": [{"type": "function", **TOOL}]}),
+    "/v1/messages": ("messages", {"tools": [{**TOOL, "input_schema": {"type": "object"}}]}),
+}
+
+
+@pytest.mark.parametrize("path", OFFERED)
+@pytest.mark.parametrize("hides", [True, False])
+def test_tools_that_may_not_be_called_refuse_nothing_that_the_engine_may_serve(path, hides):
+    """Whether it shows them to the model is a flag of the server, and its counter counts them anyway."""
+
+    @story
+    async def check():
+        field, offered = OFFERED[path]
+        none = "none" if path != "/v1/messages" else {"type": "none"}
+        limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+        body = {"model": "m", limit: 5, "tool_choice": none, **offered}
+        async with gateway(replace(ENGINE, hides_tools=hides)) as world:
+            fitting = await world.http.post(path, json={**body, field: user(LONG)})
+            assert (fitting.status_code == 200) == hides, fitting.text
+            assert len(sent_on(world, path)) == 1
+            refused = await world.http.post(path, json={**body, field: user(LONG * 3)})
+            assert refused.status_code == 400
+            assert len(sent_on(world, path)) == 1  # too long without its tools, too
+            callable_ = {**body, "tool_choice": {"type": "auto"} if none != "none" else "auto"}
+            assert (
+                await world.http.post(path, json={**callable_, field: user(LONG)})
+            ).status_code == 400
+            assert len(sent_on(world, path)) == 1
+
+    check()
+
+
 @pytest.mark.parametrize("dp", [1, 2])
 @pytest.mark.parametrize(
     ("path", "field", "text"),
