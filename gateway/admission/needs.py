@@ -10,6 +10,7 @@ from typing import Final
 from gateway.admission.likely import likely_tokens
 from gateway.core.endpoints import NO_ENGINE, NO_OUTPUT, PAIRED
 from gateway.core.types import Call, Caller, Demand, Need, Outcome, RequestRecord
+from gateway.wire.vllm import cut_tokens
 
 DEFAULT_OUTPUT_TOKENS: Final = 256  # a chat answer of a few paragraphs; public traces have 150-350
 
@@ -91,11 +92,10 @@ class Needs:
         """
         if call.endpoint in NO_ENGINE:
             return Need(0, 0)
-        together = not call.truncates_prompt and call.endpoint in PAIRED
-        prompt = demand.prompt_tokens
-        if not demand.exact:
-            likely = likely_tokens(call)
-            prompt = likely if together or likely < prompt else prompt
+        several = call.endpoint in PAIRED or call.longest_ratio < 1.0
+        prompt = demand.prompt_tokens if demand.exact else _likely(call, demand)
+        if call.truncates_prompt and not several:
+            prompt = min(prompt, _kept(call, window_tokens, prompt))
         output = 0
         if call.endpoint not in NO_OUTPUT:
             output = self.outputs.expect(call.model, caller.key_id, demand.max_new_tokens)
@@ -103,9 +103,12 @@ class Needs:
                 if not demand.exact:
                     prompt = min(prompt, window_tokens - 1)  # cut, it leaves a token
                 output = min(output, max(window_tokens - prompt, 1))
-        several = together or call.longest_ratio < 1.0
+        if several:
+            prompt = round(prompt / call.longest_ratio)
+            if call.truncates_prompt:
+                prompt = min(prompt, call.sequences * _kept(call, window_tokens, prompt))
         return Need(
-            round(prompt / call.longest_ratio) if several else prompt,
+            prompt,
             output * call.choices,
             streams=call.stream and not several,  # the first of several tells little of the others
             sequences=call.sequences,
@@ -122,3 +125,14 @@ class Needs:
         if tokens and record.endpoint not in NO_OUTPUT:
             learn = self.outputs.cut if cut else self.outputs.ended
             learn(record.model, record.caller.key_id, tokens)
+
+
+def _likely(call: Call, demand: Demand) -> int:
+    """Return how many tokens a prompt probably has; of pairs all of them together."""
+    likely = likely_tokens(call)
+    return likely if call.endpoint in PAIRED else min(likely, demand.prompt_tokens)
+
+
+def _kept(call: Call, window_tokens: int | None, prompt_tokens: int) -> int:
+    """Return how many tokens the engine leaves at most of a prompt that it cuts."""
+    return cut_tokens(call) or window_tokens or prompt_tokens

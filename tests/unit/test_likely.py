@@ -95,6 +95,42 @@ def test_escaped_characters_take_what_they_take_unescaped(text):
     assert tokens(CHAT, body_of(CHAT, text), ascii_only=True) == pytest.approx(plain, rel=0.15)
 
 
+DOCUMENT = TEXT * 10  # about 20,000 tokens
+CUT = {
+    "one text": ("/v1/embeddings", {"input": DOCUMENT, "truncate_prompt_tokens": 512}, 512),
+    "several": ("/v1/embeddings", {"input": [DOCUMENT] * 20, "truncate_prompt_tokens": 512}, 10240),
+    "short": ("/v1/embeddings", {"input": [TEXT] * 20, "truncate_prompt_tokens": 9000}, 40_000),
+    "texts": ("/v2/embed", {"texts": [DOCUMENT] * 20, "max_tokens": 512}, 10240),
+    "a prompt": ("/v1/completions", {"prompt": DOCUMENT, "truncate_prompt_tokens": 512}, 512),
+    "documents": (
+        "/rerank",
+        {"query": "a", "documents": [DOCUMENT] * 20, "truncate_prompt_tokens": 512},
+        10240,
+    ),
+    "short documents": (
+        "/rerank",
+        {"query": "a", "documents": [TEXT] * 20, "truncate_prompt_tokens": 9000},
+        40_000,
+    ),
+    "no number": (
+        "/rerank",
+        {"query": "a", "documents": [DOCUMENT] * 20, "truncate_prompt_tokens": -1},
+        160_000,
+    ),
+}
+
+
+@pytest.mark.parametrize("read", [small, large])
+@pytest.mark.parametrize(("path", "body", "expected"), CUT.values(), ids=CUT)
+def test_what_an_engine_cuts_takes_what_it_leaves(path, body, expected, read):
+    call = read(path, json.dumps({"model": "m", **body}).encode())
+    route = within(8000)
+    demand = bound(call, route=route, caller=CALLER)
+    need = Needs().of(call, demand, CALLER, route.window_tokens)
+    assert need.prompt_tokens == pytest.approx(expected, rel=0.05)
+    assert need.output_tokens == (16 if path == "/v1/completions" else 0)
+
+
 def test_a_text_that_holds_escapes_itself_is_text():
     text = json.dumps("Напишите краткое изложение. " * 300)  # what a tool told, say
     body = body_of(CHAT, text)
