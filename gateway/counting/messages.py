@@ -28,8 +28,8 @@ def messages_of(request: Json, *, parts: bool) -> list[Json]:
     Raises:
         Unmodelled: it holds more than text.
     """
-    if request.get("continue_final_message"):
-        raise Unmodelled("continue_final_message")
+    if request.get("continue_final_message") or request.get("chat_template"):
+        raise Unmodelled("a message to go on with, or a template of the client")
     messages = request.get("messages")
     if not isinstance(messages, list) or not messages:
         raise Unmodelled("no messages")

@@ -13,7 +13,7 @@ from gateway.core.types import Call, Endpoint, ServedModel
 from gateway.wire.calls import ENDPOINTS
 from gateway.wire.large import fields_at_hand
 from gateway.wire.lax import NotReadable, lax_int
-from gateway.wire.objects import decode_or_none, fields_of, is_given, items_if_list
+from gateway.wire.objects import begins, decode_or_none, fields_of, is_given, items_if_list
 from gateway.wire.prompts import TOOLS_GROWTH, decision_bytes
 
 # --- models, routes, version ---------------------------------------------------------------------
@@ -109,8 +109,13 @@ _RENDERED: Final = (
     "add_generation_prompt",
     "continue_final_message",
     "add_special_tokens",
+    "chat_template",
+    "mm_processor_kwargs",
+    "media_io_kwargs",
 )
 _FOR_TEMPLATE: Final = ("documents", "reasoning_effort")
+_OLDER: Final = b'"reasoning_content"'
+_OBJECT: Final = b"{"[0]
 TEXT_FIELD: Final = {
     Endpoint.COMPLETIONS: "prompt",
     Endpoint.EMBEDDINGS: "input",
@@ -154,11 +159,27 @@ def tokenize_request(call: Call, served_model: str) -> bytes | None:
         return msgspec.json.encode(asked)
     if "messages" not in fields:
         return None
-    asked |= {"messages": fields["messages"]} | _only(fields, _RENDERED)
+    asked |= {"messages": _with_reasoning(fields["messages"])} | _only(fields, _RENDERED)
     kwargs = _for_template(fields)
     if kwargs:
         asked["chat_template_kwargs"] = kwargs
     return msgspec.json.encode(asked)
+
+
+def _with_reasoning(messages: Raw) -> Raw:
+    """Return messages with their reasoning under its newer name: `/tokenize` does not know the older one."""
+    if bytes(messages).find(_OLDER) < 0:
+        return messages
+    renamed = []
+    for each in items_if_list(messages):
+        if begins(each) != _OBJECT:
+            return messages
+        fields = fields_of(each)
+        older = fields.pop("reasoning_content", Raw())
+        if is_given(older) and not is_given(fields.get("reasoning", Raw())):
+            fields["reasoning"] = older
+        renamed.append(fields)
+    return Raw(msgspec.json.encode(renamed))
 
 
 def _for_template(fields: dict[str, Raw]) -> dict[str, Raw]:

@@ -301,12 +301,7 @@ def test_the_local_count_is_the_engines(engine, path, body):
     assert counted(folder, path, body) == told(url, path, body)
 
 
-# POST /tokenize does not know the older name of `reasoning`.
-NOT_TOLD = ("refusal and reasoning",)
-TOLD = {name: body for name, body in CHATS.items() if name not in NOT_TOLD}
-
-
-@pytest.mark.parametrize(("path", "body"), cases(CHAT, TOLD) + cases(COMPLETIONS, COMPLETED))
+@pytest.mark.parametrize(("path", "body"), cases(CHAT, CHATS) + cases(COMPLETIONS, COMPLETED))
 def test_a_backends_count_is_the_engines_where_it_gives_one(engine, path, body):
     url, _ = engine
     body = {"model": "tiny", "max_tokens": 1, **body}

@@ -225,6 +225,7 @@ UNKNOWN = {
         "tools": [{"function": {"name": "f", "strict": 1}}],
     },
     "documents of another type": {"messages": [USER], "documents": ["a"]},
+    "another template": {"messages": [USER], "chat_template": "{{ messages }}"},
     "arguments of the engine": {"messages": [USER], "chat_template_kwargs": {"tokenize": True}},
     "arguments of another type": {"messages": [USER], "chat_template_kwargs": [1]},
     "tool calls of another type": {"messages": [{"role": "assistant", "tool_calls": {"a": 1}}]},

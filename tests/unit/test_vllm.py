@@ -288,6 +288,25 @@ def asked(path: bytes, **fields: object) -> object:
     return None if body is None else json.loads(body)
 
 
+def test_a_chat_is_counted_with_its_reasoning_under_the_name_that_the_counter_knows():
+    older, newer = {"role": "assistant", "reasoning_content": "hm"}, {"reasoning": "so"}
+    messages = [older, {**older, **newer}, {**older, "reasoning_content": None}]
+    told = asked(b"/v1/chat/completions", messages=messages)
+    assert told["messages"] == [
+        {"role": "assistant", "reasoning": "hm"},
+        {"role": "assistant", "reasoning": "so"},
+        {"role": "assistant"},
+    ]
+    said = {"role": "user", "content": '"reasoning_content" is a field'}
+    assert asked(b"/v1/chat/completions", messages=[said])["messages"] == [said]
+
+
+@pytest.mark.parametrize("field", ["chat_template", "mm_processor_kwargs", "media_io_kwargs"])
+def test_a_chat_is_counted_with_what_a_pool_may_allow_clients_to_say_of_its_prompt(field):
+    told = asked(b"/v1/chat/completions", messages=[], **{field: {"a": 1}})
+    assert told[field] == {"a": 1}
+
+
 def test_a_chat_is_counted_with_all_that_changes_its_prompt():
     messages, tools = [{"role": "user", "content": "hi"}], [{"type": "function"}]
     assert asked(
