@@ -64,6 +64,23 @@ def templates(folder: Path, config: Json, special: Mapping[str, str]) -> dict[st
         if (folder / "chat_template.jinja").exists():
             sources = {"default": (folder / "chat_template.jinja").read_text("utf-8")}
             sources |= {file.stem: file.read_text("utf-8") for file in files}
+        sources |= _beside_tools(folder, sources)
         return {name: ChatTemplate(source, special) for name, source in sources.items()}
     except (jinja2.TemplateError, LookupError, TypeError, ValueError, OSError) as error:
         raise ConfigError([f"{folder}: error: its chat template is wrong: {error}"]) from error
+
+
+def _beside_tools(folder: Path, sources: Mapping[str, str]) -> dict[str, str]:
+    """Return the templates that change where the model has a processor: it renders the chats without tools.
+
+    As in vLLM (0.32, renderers/hf.py) and transformers 5: of its own sources the older ones win.
+    """
+    told = settings(folder / "processor_config.json")
+    if not told and not (folder / "preprocessor_config.json").exists():
+        return {}
+    older = settings(folder / "chat_template.json")
+    own = told.get("chat_template") or older.get("chat_template")
+    if not isinstance(own, str):
+        return {}
+    with_tools = sources.get("tool_use", sources.get("default"))
+    return {"default": own} | ({} if with_tools is None else {"tool_use": with_tools})

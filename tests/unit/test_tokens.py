@@ -279,6 +279,26 @@ def test_a_model_that_is_rendered_in_code_has_no_template_here(folder):
     assert count(folder, COMPLETIONS, prompt="hi") == 3
 
 
+@pytest.mark.parametrize(
+    ("files", "without_tools"),
+    [
+        ({"preprocessor_config.json": {}, "chat_template.json": {"chat_template": "abcd"}}, 4),
+        ({"processor_config.json": {"chat_template": "abcd"}}, 4),
+        ({"processor_config.json": {"a": 1}, "chat_template.json": {"chat_template": "abcd"}}, 4),
+        ({"preprocessor_config.json": {}}, 2),
+        ({"chat_template.json": {"chat_template": "abcd"}}, 2),  # there is no processor
+    ],
+)
+def test_a_processors_template_renders_chats_without_tools(folder, files, without_tools):
+    """As in vLLM: models that see or hear have a template of their processor, which may know no tools."""
+    (folder / "chat_template.jinja").write_text("ab")
+    for name, told in files.items():
+        (folder / name).write_text(json.dumps(told))
+    assert chat(folder, "hi") == without_tools
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert chat(folder, "hi", tools=[tool]) == 2
+
+
 def test_mistrals_own_tokenizer_is_left_to_the_engine(folder):
     (folder / "consolidated.safetensors").touch()
     assert count(folder, COMPLETIONS, prompt="hi") is None
