@@ -116,6 +116,7 @@ _RENDERED: Final = (
 _FOR_TEMPLATE: Final = ("documents", "reasoning_effort")
 _OLDER: Final = b'"reasoning_content"'
 _OBJECT: Final = b"{"[0]
+_MOST_DEPTH: Final = 2
 TEXT_FIELD: Final = {
     Endpoint.COMPLETIONS: "prompt",
     Endpoint.EMBEDDINGS: "input",
@@ -135,7 +136,7 @@ _CUT_FIELD: Final = dict.fromkeys(
 _MEDIA: Final = frozenset(
     {
         *(b'"image_url"', b'"input_image"', b'"image"'),
-        *(b'"input_audio"', b'"audio_url"', b'"video_url"'),
+        *(b'"input_audio"', b'"audio_url"', b'"video_url"', b'"computer_screenshot"'),
     }
 )
 
@@ -258,10 +259,18 @@ def prompt_bytes(call: Call) -> int:
     return len(call.body) + TOOLS_GROWTH * len(fields.get("tools", b"")) - media
 
 
-def _media_bytes(message: Raw) -> int:
-    parts = items_if_list(fields_of(message).get("content", Raw()))
-    return sum(
-        len(part)
-        for part in parts
-        if bytes(part).startswith(b"{") and bytes(fields_of(part).get("type", b"")) in _MEDIA
-    )
+def _media_bytes(message: Raw, depth: int = 0) -> int:
+    """Return the bytes of the media in a message, or an item; those that a tool gave stand one level deeper."""
+    fields = fields_of(message)
+    size = 0
+    for name in ("content", "output"):
+        given = fields.get(name, Raw())
+        parts = [given] if bytes(memoryview(given)[:1]) == b"{" else items_if_list(given)
+        for part in parts:
+            if begins(part) != _OBJECT:
+                continue
+            if bytes(fields_of(part).get("type", b"")) in _MEDIA:
+                size += len(part)
+            elif depth < _MOST_DEPTH:
+                size += _media_bytes(part, depth + 1)
+    return size

@@ -185,6 +185,56 @@ def test_a_smaller_window_is_held_for_every_form_of_prompt(by, engine):
     check()
 
 
+PIXELS = IMAGE["image_url"]["url"]
+RESULT = {
+    "type": "tool_result",
+    "tool_use_id": "c1",
+    "content": [{"type": "image", "source": {"type": "base64", "data": PIXELS}}],
+}
+SEEN = {
+    "a chat": ("/v1/chat/completions", {"messages": user([IMAGE])}),
+    "a message": ("/v1/messages", {"messages": user(RESULT["content"])}),
+    "a result of a tool": ("/v1/messages", {"messages": user([RESULT])}),
+    "the output of a function": (
+        "/v1/responses",
+        {
+            "input": [
+                {
+                    "type": "function_call_output",
+                    "call_id": "c1",
+                    "output": [{"type": "input_image", "image_url": PIXELS}],
+                }
+            ]
+        },
+    ),
+    "a screenshot": (
+        "/v1/responses",
+        {
+            "input": [
+                {
+                    "type": "computer_call_output",
+                    "call_id": "c1",
+                    "output": {"type": "computer_screenshot", "image_url": PIXELS},
+                }
+            ]
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(("path", "body"), SEEN.values(), ids=SEEN)
+@pytest.mark.parametrize("by", ["pool", "key"])
+def test_where_nobody_counts_the_bytes_of_an_image_are_no_text(by, path, body):
+    @story
+    async def check():
+        async with limited(by, UNTOLD) as world:
+            limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+            reply = await world.http.post(path, json={"model": "m", limit: 5, **body})
+            assert reply.status_code == 200, reply.text
+
+    check()
+
+
 @story
 async def test_the_engines_own_window_is_left_to_the_engine_where_nobody_counts():
     async with gateway(UNTOLD) as world:
