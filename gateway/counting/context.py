@@ -12,7 +12,8 @@ may leave out what does (Qwen3 drops earlier reasoning, Llama 3 trims). So only 
 The window is the route's, or the caller's `max_context_tokens` where that is smaller. One that is
 smaller than the engine's own (a pool's `max_context`, a key's) is held by nobody else: then an
 output that is not stated gets what the window leaves, a prompt that the engine would cut is checked
-as any other, and one that nobody could count is refused unless its size shows that it fits.
+as any other, and one that nobody could count is refused unless its size shows that it fits: only for
+now (503), if who can count was silent.
 """
 
 from __future__ import annotations

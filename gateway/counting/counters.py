@@ -6,6 +6,7 @@ It is the configured one, or that of the model which the gateway launches from a
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -43,6 +44,10 @@ _FOREIGN: Final = frozenset(
 )
 
 
+class NobodyTold(Exception):
+    """Backends that can count were silent, or are not there: they may tell a moment later."""
+
+
 class PromptCounters:
     """The counters of all pools, made from one configuration.
 
@@ -77,10 +82,14 @@ class PromptCounters:
         self._remote: dict[Backend, BackendCounter] = {}
 
     async def count(self, call: Call, route: Route, backends: Sequence[Backend]) -> int | None:
-        """Return the exact length of the longest prompt in tokens; None when nobody can tell in time.
+        """Return the exact length of the longest prompt in tokens; None when nobody can tell.
 
-        Of several texts a backend is asked for the one of most bytes alone.
-        `backends` are those that serve now; the least busy one is asked. Cancel: nothing is held.
+        Of several texts a backend is asked for the one of most bytes alone. `backends` are those that serve now;
+        the least busy one is asked, and others while those that were asked are not there.
+
+        Raises:
+            NobodyTold: those who can were silent for too long, or not there.
+        Cancel: nothing is held.
         """
         chat = await prepared(call)
         return None if chat is None else await self._count(chat, route, backends)
@@ -91,7 +100,11 @@ class PromptCounters:
         """Return the length of a prompt without its tools, where its server may leave them out.
 
         None where it may not, or nobody can tell. By `--exclude-tools-when-tool-choice-none` a vLLM (0.32) leaves
-        out those that the model may not call; `/tokenize` counts them all the same. Cancel: nothing is held.
+        out those that the model may not call; `/tokenize` counts them all the same.
+
+        Raises:
+            NobodyTold: as for `count`.
+        Cancel: nothing is held.
         """
         chat = await prepared(call)
         bare = None if chat is None else await off_loop(chat, partial(_without_tools, chat))
@@ -103,10 +116,15 @@ class PromptCounters:
             tokens = await local.count(chat, route.served_model, window_tokens=route.window_tokens)
             if tokens is not None:
                 return tokens
-        asked = next(iter(_able(backends, route)), None)
-        if asked is None:
-            return None
-        return await self._counter(asked).count(chat, asked.served_name(route))
+        able, until = _able(backends, route)[:_MOST_ASKED], time.monotonic() + self._deadline_s
+        for asked in able:
+            with suppress(OSError):
+                return await self._counter(asked).count(chat, asked.served_name(route))
+            if time.monotonic() >= until:
+                break
+        if able:
+            raise NobodyTold
+        return None
 
     async def read(
         self, call: Call, route: Route, make: Callable[[Sequence[int]], Made], *, within_s: float

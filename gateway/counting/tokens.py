@@ -238,10 +238,12 @@ class BackendCounter:
         self._absent_until: dict[str, float] = {}  # by path; asked again after a while
 
     async def count(self, call: Call, served_model: str) -> int | None:
-        """Return the tokens of the call's prompt, None when the backend does not tell in time.
+        """Return the tokens of the call's prompt, None when the backend does not tell.
 
         An endpoint that it does not have is not asked again for `ABSENT_S`.
 
+        Raises:
+            OSError: it was silent for too long, is not there, or has no time (503).
         Cancel: the request is dropped.
         """
         if call.prompt_token_ids is not None:
@@ -255,12 +257,11 @@ class BackendCounter:
             body = upstream_body(call, served_model=served_model, inject_usage=False)
         if body is None:
             return None
-        try:
-            status, reply = await self.asker.post(path, body, timeout_s=self._deadline_s)
-        except OSError:
-            return None
+        status, reply = await self.asker.post(path, body, timeout_s=self._deadline_s)
         if status in (404, 405, 501):
             self._absent_until[path] = time.monotonic() + ABSENT_S
+        if status == 503:
+            raise TimeoutError(f"{path} was answered with 503: it has no time")
         if status != 200:
             return None
         if of_messages:

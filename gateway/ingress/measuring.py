@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,9 +13,20 @@ from msgspec import structs
 
 from gateway.admission.gate import Gate
 from gateway.core.aio import beside
-from gateway.core.errors import ContextLengthExceeded
-from gateway.core.types import SERVING, Ask, Call, Chance, Demand, Endpoint, Phase, RequestRecord
-from gateway.counting.context import bound, is_engines_own, settle, unjudged, unsettled
+from gateway.core.errors import ContextLengthExceeded, Overloaded
+from gateway.core.types import (
+    SERVING,
+    Ask,
+    Call,
+    Chance,
+    Demand,
+    Endpoint,
+    Phase,
+    RequestRecord,
+    ShedReason,
+)
+from gateway.counting.context import bound, is_engines_own, settle, unjudged, unsettled, window_of
+from gateway.counting.counters import NobodyTold
 from gateway.counting.ids import Tokens
 from gateway.counting.offers import offers_of
 from gateway.ingress.downstream import Downstream
@@ -35,6 +47,7 @@ _MOST_ASKED: Final = (
 _READ_S: Final = 0.02
 _READ_BYTE_S: Final = 1e-6
 _MOST_READ_S: Final = 0.5
+_AGAIN_S: Final = (1.0, 3.0)  # spread: many are refused at one moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +82,7 @@ class Measuring:
 
         Raises:
             RequestError: it does not fit (400).
+            Overloaded: it may not, and nobody counted it in time (503).
         Cancel: nothing is held.
         """
         call, route, caller = ask.call, ask.route, ask.caller
@@ -88,6 +102,7 @@ class Measuring:
 
         Raises:
             RequestError: it does not fit (400).
+            Overloaded: it may not, and nobody counted it in time (503).
         Cancel: nothing is held.
         """
         record.demand = ask.demand = await self._counted(settings, ask)
@@ -116,22 +131,48 @@ class Measuring:
         backends = self.table.backends(route.pool)
         serving = [each for each in backends if each.phase is Phase.READY]
         serving = serving or [each for each in backends if each.phase is Phase.DEGRADED]
-        tokens = await settings.counters.count(call, route, serving)
-        if tokens is not None:
-            fit = partial(settle, call, route=route, caller=caller, policy=policy)
-            try:
-                return fit(tokens)
-            except ContextLengthExceeded:
-                if not is_engines_own(route, caller):
-                    raise
-                bare = await settings.counters.count_without_tools(call, route, serving)
-                if bare is None:
-                    raise
-                fit(bare)  # it may be too long without them, too; else the engine decides
+        told = True
+        try:
+            demand = await self._settled(settings, ask, serving)
+        except NobodyTold:
+            demand, told = None, False
+        if demand is not None:
+            return demand
         if not serving:  # the gate says so, and when to come again; or it waits for one that starts
             return unjudged(call, caller=caller, policy=policy)
         judge = partial(unsettled, call, route=route, caller=caller, policy=policy)
-        return judge() if call.places is None else await beside(judge)
+        try:
+            return judge() if call.places is None else await beside(judge)
+        except ContextLengthExceeded:
+            if told:
+                raise
+            raise _uncounted(window_of(route, caller)) from None
+
+    async def _settled(
+        self, settings: Settings, ask: Ask, serving: Sequence[Backend]
+    ) -> Demand | None:
+        """Return the demand of a prompt that was counted; None where the count does not decide.
+
+        Raises:
+            RequestError: it does not fit (400).
+            NobodyTold: nobody counted it in time.
+        """
+        call, route, caller = ask.call, ask.route, ask.caller
+        policy = settings.on_overflow[route.pool]
+        tokens = await settings.counters.count(call, route, serving)
+        if tokens is None:
+            return None
+        fit = partial(settle, call, route=route, caller=caller, policy=policy)
+        try:
+            return fit(tokens)
+        except ContextLengthExceeded:
+            if not is_engines_own(route, caller):
+                raise
+            bare = await settings.counters.count_without_tools(call, route, serving)
+            if bare is None:
+                raise
+            fit(bare)  # it may be too long without them, too
+            return None
 
     async def find_way(self, settings: Settings, ask: Ask, stream: TrailedStream) -> Backend | None:
         """Ask backends for what is not known of a stream that broke off, and is needed to go on with it.
@@ -263,3 +304,13 @@ class Measuring:
         ask.returned = record.client_retry > 0
         if record.fallback is not None:
             ask.fallback = record.fallback
+
+
+def _uncounted(window_tokens: int | None) -> Overloaded:
+    """Return why a prompt is refused for now that may be too long, and may not."""
+    return Overloaded(
+        f"The prompt may be longer than the {window_tokens} tokens that it may have, and no backend counted it"
+        " in time. Retry.",
+        reason=ShedReason.ENGINE,
+        retry_after_s=random.uniform(*_AGAIN_S),
+    )

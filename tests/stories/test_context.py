@@ -10,6 +10,7 @@ import pytest
 from gateway.core.aio import start
 from gateway.core.endings import Ending
 from gateway.core.types import Phase, TrafficFailed
+from gateway.counting.tokens import BackendCounter
 from gateway.pools.facts import Tending
 from gateway.process import reload
 from gateway.sim.server import SimConfig
@@ -233,6 +234,53 @@ def test_where_nobody_counts_the_bytes_of_an_image_are_no_text(by, path, body):
             assert reply.status_code == 200, reply.text
 
     check()
+
+
+def told_by(monkeypatch, silent):
+    """Have backends not be there as they are asked to count, at the `silent` times; return the times."""
+    count, asked = BackendCounter.count, []
+
+    async def told(counter, call, served_model):
+        asked.append(call)
+        if len(asked) in silent:
+            raise ConnectionRefusedError
+        return await count(counter, call, served_model)
+
+    monkeypatch.setattr(BackendCounter, "count", told)
+    return asked
+
+
+@pytest.mark.parametrize("by", ["pool", "key"])
+def test_a_count_that_is_not_told_in_time_proves_nothing(by, monkeypatch):
+    @story
+    async def check():
+        async with limited(by, ENGINE) as world:
+            with monkeypatch.context() as patched:
+                told_by(patched, silent={1})
+                reply = await world.chat("word " * 200, max_tokens=5)
+                told = reply.json()["error"]
+                assert (reply.status_code, told["code"]) == (503, "server_is_overloaded"), told
+                assert str(CAP) in told["message"]
+                assert int(reply.headers["retry-after"]) >= 1
+                assert sent_on(world, "/v1/chat/completions") == []
+                assert (await world.chat("word " * 200, max_tokens=5)).status_code == 200
+
+    check()
+
+
+@story
+async def test_another_backend_counts_where_one_is_not_there(monkeypatch):
+    async with gateway(ENGINE, ENGINE, pool={"max_context": CAP}) as world:
+        asked = told_by(monkeypatch, silent={1})
+        assert (await world.chat("word " * 200, max_tokens=5)).status_code == 200
+        assert len(asked) == 2
+
+
+@story
+async def test_the_engine_decides_on_its_own_window_where_a_count_is_not_told_in_time(monkeypatch):
+    async with gateway(ENGINE) as world:
+        told_by(monkeypatch, silent={1})
+        assert (await world.chat("word " * 800, max_tokens=5)).status_code == 200
 
 
 @story

@@ -390,13 +390,20 @@ def test_what_the_backend_cannot_count_is_not_asked():
     ("status", "content"),
     [
         (404, b'{"detail":"Not Found"}'),
-        (503, b""),
+        (500, b""),
         (200, b"<html>"),
         (200, b"{}"),
-        (200, ConnectionRefusedError()),
-        (200, TimeoutError()),
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, b"/v1/messages"])
 def test_a_backend_that_does_not_tell_leaves_it_to_the_engine(path, status, content):
     assert ask(Backend(status, content), path, messages=[USER]) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "content"), [(503, b""), (200, ConnectionRefusedError()), (200, TimeoutError())]
+)
+@pytest.mark.parametrize("path", [CHAT, b"/v1/messages"])
+def test_a_backend_that_has_no_time_or_is_not_there_may_tell_later(path, status, content):
+    with pytest.raises((TimeoutError, ConnectionRefusedError)):
+        ask(Backend(status, content), path, messages=[USER])
