@@ -24,6 +24,17 @@ def likely_tokens(call: Call) -> int:
     return size // _BYTES_PER_TOKEN + 1
 
 
+def tokens_of_all(call: Call, longest_tokens: int) -> int:
+    """Return how many tokens all prompts of a call probably have, by those of the longest.
+
+    Of a large body the longest is known at most: what the scan cut of any of them counts for it.
+    """
+    tokens = round(longest_tokens / call.longest_ratio)
+    if call.text_bytes is None:
+        return tokens
+    return min(tokens, len(call.body) // _BYTES_PER_TOKEN + 1)
+
+
 def _unescaped(body: bytes) -> float:
     """Return how many bytes a body would have without escapes, for each that it has."""
     step, escapes, short = len(body) // _PLACES, 0, 0

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.admission.likely import likely_tokens
+from gateway.admission.likely import likely_tokens, tokens_of_all
 from gateway.core.endpoints import NO_ENGINE, NO_OUTPUT, PAIRED
 from gateway.core.types import Call, Caller, Demand, Need, Outcome, RequestRecord
 from gateway.wire.vllm import cut_tokens
@@ -104,7 +104,8 @@ class Needs:
                     prompt = min(prompt, window_tokens - 1)  # cut, it leaves a token
                 output = min(output, max(window_tokens - prompt, 1))
         if several:
-            prompt = round(prompt / call.longest_ratio)
+            exact = demand.exact or call.endpoint in PAIRED
+            prompt = round(prompt / call.longest_ratio) if exact else tokens_of_all(call, prompt)
             if call.truncates_prompt:
                 prompt = min(prompt, call.sequences * _kept(call, window_tokens, prompt))
         return Need(

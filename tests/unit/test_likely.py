@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gateway.admission.needs import Needs
-from gateway.core.types import Caller
+from gateway.core.types import Caller, Demand
 from gateway.counting.context import bound
 from gateway.wire.calls import ENDPOINTS, parse_call
 from gateway.wire.large import completed
@@ -129,6 +129,18 @@ def test_what_an_engine_cuts_takes_what_it_leaves(path, body, expected, read):
     need = Needs().of(call, demand, CALLER, route.window_tokens)
     assert need.prompt_tokens == pytest.approx(expected, rel=0.05)
     assert need.output_tokens == (16 if path == "/v1/completions" else 0)
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/completions"])
+@pytest.mark.parametrize(("texts", "size"), [(1000, 3000), (900, 12_000), (50, 60_000)])
+def test_many_texts_take_no_more_than_all_of_them_do(path, texts, size):
+    """Also where they are so many, or so long, that the scan cuts them."""
+    field = "input" if path == "/v1/embeddings" else "prompt"
+    body = {"model": "m", field: [(TEXT * 8)[:size]] * texts}
+    call = large(path, json.dumps(body).encode())
+    demand = bound(call, route=ROUTE, caller=CALLER) or Demand(size, exact=False)
+    need = Needs().of(call, demand, CALLER, ROUTE.window_tokens)
+    assert need.prompt_tokens == pytest.approx(texts * size / 4, rel=0.05)
 
 
 def test_a_text_that_holds_escapes_itself_is_text():
