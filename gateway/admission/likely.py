@@ -11,7 +11,7 @@ _UNKNOWN_TOKENS: Final = 1024  # of sound in a form
 # A character that JSON escapes, as PHP and Python's json write it, has 6 bytes and as many tokens as it has
 # in UTF-8: with 2 bytes there up to U+07FF, else 3. How many there are is asked of a few places.
 _SHORT_BYTES: Final = 2048  # a prompt of no more is not worth it
-_PLACES, _PLACE_BYTES = 8, 128
+_PLACES, _PLACE_BYTES = 4, 256
 
 
 def likely_tokens(call: Call) -> int:
@@ -37,12 +37,10 @@ def tokens_of_all(call: Call, longest_tokens: int) -> int:
 
 def _unescaped(body: bytes) -> float:
     """Return how many bytes a body would have without escapes, for each that it has."""
-    step, escapes, short = len(body) // _PLACES, 0, 0
+    step, saved = len(body) // _PLACES, 0
     for start in range(step // 2, len(body), step):
-        place = body[start : start + _PLACE_BYTES]
-        if here := place.count(b"\\u") - place.count(
-            b"\\\\u"
-        ):  # of text that holds JSON all is text
-            escapes += here
-            short += place.count(b"\\u0")
-    return 1 - (3 * escapes + short) / (_PLACES * _PLACE_BYTES)
+        end = start + _PLACE_BYTES
+        if escapes := body.count(b"\\u", start, end):
+            escapes -= body.count(b"\\\\u", start, end)  # JSON that is told as text is text
+            saved += 3 * escapes + (body.count(b"\\u0", start, end) if escapes else 0)
+    return 1 - saved / (_PLACES * _PLACE_BYTES)
