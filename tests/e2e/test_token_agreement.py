@@ -376,3 +376,20 @@ def test_the_longest_of_several_prompts_counts(engine):
     body = {"model": "tiny", "max_tokens": 1, "prompt": prompts}
     assert counted(folder, COMPLETIONS, body) == max(alone)
     assert told(url, COMPLETIONS, body) == sum(alone)
+
+
+@pytest.mark.parametrize("hides", [False, True])
+def test_whether_tools_that_may_not_be_called_are_in_a_prompt_is_a_flag(tmp_path, hides):
+    """`/tokenize` counts them in either case, so a count with them is the most, and one without the least."""
+    need(MODELS / "tiny/tokenizer.json", "the tiny model")
+    flags = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    if hides:
+        flags.append("--exclude-tools-when-tool-choice-none")
+    body = {"model": "tiny", "max_tokens": 1, "messages": [USER]}
+    none = {"tools": [WEATHER], "tool_choice": "none"}
+    with vllms(tmp_path, flags) as (port,):
+        url = f"http://127.0.0.1:{port}"
+        told(url, COMPLETIONS, {"model": "tiny", "max_tokens": 1, "prompt": "the gateway " * 20})
+        most, least = counted_at(url, CHAT, body | none), counted_at(url, CHAT, body)
+        assert least < most
+        assert told(url, CHAT, body | none) == (least if hides else most)
