@@ -47,6 +47,9 @@ _MOST_ASKED: Final = (
 _READ_S: Final = 0.02
 _READ_BYTE_S: Final = 1e-6
 _MOST_READ_S: Final = 0.5
+# Text of more bytes for each token that fits would be as late again: it takes long to count, and is too long.
+# Russian with escapes has 18, as much as any.
+_LONGEST_TOKEN_BYTES: Final = 24
 _AGAIN_S: Final = (1.0, 3.0)  # spread: many are refused at one moment
 
 
@@ -144,9 +147,10 @@ class Measuring:
         try:
             return judge() if call.places is None else await beside(judge)
         except ContextLengthExceeded:
-            if told:
+            window_tokens = window_of(route, caller) or 0
+            if told or (call.text_bytes or 0) > _LONGEST_TOKEN_BYTES * window_tokens:
                 raise
-            raise _uncounted(window_of(route, caller)) from None
+            raise _uncounted(window_tokens) from None
 
     async def _settled(
         self, settings: Settings, ask: Ask, serving: Sequence[Backend]
@@ -306,7 +310,7 @@ class Measuring:
             ask.fallback = record.fallback
 
 
-def _uncounted(window_tokens: int | None) -> Overloaded:
+def _uncounted(window_tokens: int) -> Overloaded:
     """Return why a prompt is refused for now that may be too long, and may not."""
     return Overloaded(
         f"The prompt may be longer than the {window_tokens} tokens that it may have, and no backend counted it"

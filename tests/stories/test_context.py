@@ -264,6 +264,9 @@ def test_a_count_that_is_not_told_in_time_proves_nothing(by, monkeypatch):
                 assert int(reply.headers["retry-after"]) >= 1
                 assert sent_on(world, "/v1/chat/completions") == []
                 assert (await world.chat("word " * 200, max_tokens=5)).status_code == 200
+            with monkeypatch.context() as patched:
+                told_by(patched, silent={1})
+                holds(await world.chat("word " * 3000, max_tokens=5))  # it would be late again
 
     check()
 
