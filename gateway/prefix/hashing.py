@@ -23,6 +23,7 @@ from xxhash import xxh3_64_intdigest as digest
 
 from gateway.core.prefix import HasPrefixIndex, Prefix, Session
 from gateway.core.types import Ask, Call, Endpoint
+from gateway.prefix.media import weighed
 from gateway.wire.large import fields_at_hand
 from gateway.wire.unread import HEAD_BYTES, without_billing, without_marks
 
@@ -119,6 +120,8 @@ class PrefixHasher:
         keys = [key := digest(view[part], key) for part in parts]
         keys.reverse()
         home = digest(view[_SLICES[0]]) if count else 0
+        if call.text_bytes is None:
+            ends, size = weighed(text, ends)
         prefix = Prefix(keys, ends, size, need.prompt_tokens, need.output_tokens, home)
         if said:
             named = b"%b\0%b" % (ask.caller.tenant.encode(), said)

@@ -47,6 +47,61 @@ def shared(one, other):
     return max(both, default=0)
 
 
+# --- pictures ---------------------------------------------------------------------------------------
+
+PIXELS = "A" * 1_000_000
+PICTURES = {
+    Endpoint.CHAT: {"type": "image_url", "image_url": {"url": "data:image/png;base64," + PIXELS}},
+    Endpoint.MESSAGES: {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": PIXELS},
+    },
+}
+
+
+@pytest.mark.parametrize("endpoint", PICTURES)
+@pytest.mark.parametrize("large", [False, True])
+def test_a_picture_is_as_little_of_a_prompt_as_its_tokens_are(endpoint, large):
+    """Else most of a long conversation seems to be new where a picture is added, or little where text is."""
+
+    def turns(*contents):
+        told = [{"role": "user", "content": each} for each in contents]
+        raw = json.dumps({"model": "m", "messages": told}).encode()
+        if not large:
+            return begin(call_of(raw, endpoint))
+        found = BodyScan()
+        found.feed(raw)
+        while found.step():
+            pass
+        found.end()
+        while found.step():
+            pass
+        return begin(completed(call_of(found.skim(), endpoint), found))
+
+    text, picture = SYSTEM * 20, [PICTURES[endpoint]]  # 28,000 bytes, and as good as 4,000
+    before, with_picture, with_text = turns(text), turns(text, picture), turns(text, picture, text)
+    index = ApproximateIndex()
+    index.sent(before)
+    assert index.tokens(with_picture) == pytest.approx(1000 * 28 / 32, rel=0.05)
+    index.sent(with_picture)
+    assert index.tokens(with_text) == pytest.approx(1000 * 32 / 60, rel=0.05)
+
+
+@pytest.mark.parametrize("text", ["base64", 'base64"', '"base64"data"', "base64," + "A" * 9000])
+def test_what_only_seems_to_be_a_picture_breaks_nothing(text):
+    picture = {"type": "image_url", "image_url": {"url": "https://a.b/c"}}
+    said = [{"type": "text", "text": text * 40}, picture]
+    told = begin(call_of(json.dumps({"model": "m", "messages": [{"role": "user", "content": said}]}).encode()))  # fmt: skip
+    assert sorted(told.ends, reverse=True) == [*told.ends]
+    assert 0 < told.ends[0] <= told.size
+
+
+def test_a_text_that_speaks_of_base64_is_text():
+    said = [{"type": "text", "text": "base64 is used " * 200}, PICTURES[Endpoint.CHAT]]
+    told = begin(call_of(json.dumps({"model": "m", "messages": [{"role": "user", "content": said}]}).encode()))  # fmt: skip
+    assert told.size == pytest.approx(3_000 + 4096, rel=0.05)
+
+
 # --- beginnings -------------------------------------------------------------------------------------
 
 
