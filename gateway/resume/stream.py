@@ -259,7 +259,8 @@ class TrailedStream(StreamWatch):
 
     def _tell(self, fault: Fault) -> bytes:
         """Cut the stream here if it may go on; else write an error frame."""
-        if fault.status >= 500 and (self._goes_on() or self._unsure()):
+        may = fault.status >= 500 and not self._finished  # behind its end nothing follows
+        if may and (self._goes_on() or self._unsure()):
             self.cut = self.fault = fault
             return b""
         return super()._tell(fault)

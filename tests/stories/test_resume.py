@@ -149,6 +149,23 @@ def test_a_stream_that_is_cut_behind_its_last_text_has_its_usage(path):
     check()
 
 
+def test_nobody_goes_on_behind_the_end_of_an_answer():
+    """An engine that fails there tells an error, behind the finish reason."""
+
+    @story
+    async def check():
+        async with gateway(SIM, SIM, access=True) as world:
+            asked = {"path": PATHS[1], "prompt": "tell me [[sim:tokens=9]]"}
+            whole = chunks(await read(world, **asked))
+            told = chunks(await read(world, **asked, fault="error_frame_after:9"))
+            assert "error" in told.pop()
+            assert [each["choices"] for each in told] == [each["choices"] for each in whole[:-1]]
+            await world.settled()
+            assert [each["outcome"] for each in world.access_lines()] == ["ok", "stream_broken"]
+
+    check()
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_the_last_frame_has_it_too_where_each_frame_tells_it_so_far(path):
     @story
