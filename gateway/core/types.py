@@ -328,6 +328,7 @@ class Ask(msgspec.Struct):
     attempts_before: int = 0  # that were made in other pools
     on_trial: bool | None = None  # goes to the revision on trial; None: there is none
     place: Slot | None = None  # taken ahead, for the rest of its stream
+    revision: str | None = None  # that its stream leaves: the rest goes to no other
     weighed: tuple[str, ...] = ()  # the backends that were compared last
     costs_s: Sequence[float] = ()  # of the request at each of them
 

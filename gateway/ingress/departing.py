@@ -92,6 +92,8 @@ class Departure:
         under_way = self._task is not None and not self._task.done()
         if under_way or self._departing.clock.now() < self._again_at:
             return
+        ask, _, backend, _ = self._subject
+        ask.revision = backend.revision
         if self._departing.has_room and self._departing.leaving.would_leave(*self._subject):
             self._task = self._departing.start(self._find())
 

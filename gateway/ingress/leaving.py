@@ -12,6 +12,7 @@ after a failure.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -98,6 +99,7 @@ class Leaving:
             demand, prompt_tokens=max(demand.prompt_tokens, tokens), exact=True
         )
         rest = structs.replace(ask, demand=demand, need=need, prefix=None, tried={**ask.tried})
+        rest.revision = left.revision
         failed_at(rest, left)
         pass_over(rest, stream, self._table.backends(ask.route.pool))
         return rest
@@ -105,6 +107,9 @@ class Leaving:
 
 def pass_over(ask: Ask, stream: TrailedStream, backends: Sequence[Backend]) -> bool:
     """Have a stream's rest not go to engines that cannot go on with it; whether some are only too old."""
+    for each in backends:
+        if each.revision != ask.revision:  # another model, maybe: it would say something else
+            ask.tried[each.id] = math.inf  # even if it comes back
     if isinstance(stream.trail, Transcript):
         return False
     for each in backends:

@@ -260,9 +260,10 @@ class Measuring:
         return [each for each in self._serving(ask) if not each.plain]
 
     def _serving(self, ask: Ask) -> list[Backend]:
-        """Return the backends that serve, and where the request did not fail."""
-        backends = self.table.backends(ask.route.pool)
-        return [each for each in backends if each.id not in ask.tried and each.phase in SERVING]
+        """Return the backends that serve, run what the stream leaves, and where the request did not fail."""
+        members = self.table.backends(ask.route.pool)
+        alike = [each for each in members if ask.revision in (None, each.revision)]
+        return [each for each in alike if each.id not in ask.tried and each.phase in SERVING]
 
     def rest(
         self, record: RequestRecord, ask: Ask, stream: TrailedStream, chance: Chance, *, moved: bool

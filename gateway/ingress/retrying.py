@@ -82,6 +82,7 @@ class Retrying:
         assert record is not None
         self._note(record, ask, backend, slot, error)
         over = await self._judge(down, record, ask, backend, error)
+        ask.revision = backend.revision
         stream = await self._findable(settings, down, record, ask)
         if stream is not None and stream.awaits and isinstance(error, StaleConnection):
             self._ledger.retried(ask.route.pool, attempts.Next.FRESH_CONNECTION.value)

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from gateway.pools.health import Order
 from gateway.process import reload
 from gateway.sim.server import SimConfig
 from tests import keyfiles as keys
@@ -263,3 +264,73 @@ async def test_who_waits_while_the_settings_are_reloaded_is_not_sent_to_what_was
                 assert world.process.handler.gate.queues()["m"][0] == 1
         assert revision(waits.result()) == "v1"
         assert len(world.sims[1].received("/v1/chat/completions")) == before
+
+
+CUT = SimConfig(model="m", decode_step_s=0.005)
+ASKED = {
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": "tell me"}],
+        "max_tokens": 90,
+    },
+    "/v1/responses": {"input": "tell me", "max_output_tokens": 90},
+}
+
+
+async def told_by(world, path, ordered):
+    """Return the bytes of a stream of revision v1; `ordered` is done to its backend after its first bytes."""
+    body = {"model": "m", "stream": True, "temperature": 0, **ASKED[path]}
+    wish, raw = {"x-gateway-revision": "v1"}, b""
+    async with world.http.stream("POST", path, json=body, headers=wish) as reply:
+        assert reply.headers["x-gateway-revision"] == "v1"
+        async for part in reply.aiter_raw():
+            if not raw:
+                backends = world.process.table.backends("m")
+                ordered(next(each for each in backends if each.in_flight))
+            raw += part
+    await world.settled()
+    return raw
+
+
+@pytest.mark.parametrize("path", ASKED)
+@pytest.mark.parametrize("alike", [False, True])
+def test_an_answer_is_of_one_revision(path, alike):
+    """Half of it by one model, and half by another, would be no answer of either."""
+
+    @story
+    async def check():
+        text = pools("header: true") + "      - {url: <2>, revision: %s}\n" % (
+            "v1" if alike else "v2"
+        )
+        async with gateway(CUT, CUT, CUT, pools=text, access=True) as world:
+            for sim in world.sims:
+                sim.inject("reset_after:30@1")
+
+            def others_work(backend):
+                for number, sim in enumerate(world.sims, 1):
+                    if backend.name != f"b{number}":
+                        sim.clear()
+
+            raw = await told_by(world, path, others_work)
+            line = world.access_lines()[-1]
+            assert (line["outcome"], line["resumed"]) == (
+                ("ok", 1) if alike else ("stream_broken", 0)
+            )
+            assert (b"error" in raw) is not alike
+            assert not [each for each in world.sims[1].requests if each.method == "POST"]
+
+    check()
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_a_stream_stays_at_a_backend_that_is_drained_where_others_run_another_revision(path):
+    @story
+    async def check():
+        text = pools("header: true").replace("canary", "move_after: 0s\n    canary")
+        async with gateway(CUT, CUT, pools=text, access=True) as world:
+            order = world.process.table.order
+            raw = await told_by(world, path, lambda backend: order(backend.id, Order.DRAIN))
+            line = world.access_lines()[-1]
+            assert (line["outcome"], line["attempts"], line["revision"]) == ("ok", 1, "v1")
+            assert b"error" not in raw.replace(b'"error":null', b"")
+
+    check()

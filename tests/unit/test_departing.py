@@ -64,6 +64,7 @@ class Scene:
                 id=name,
                 phase=phase,
                 plain=False,
+                revision="",
                 in_flight=0,
                 health=SimpleNamespace(since=0.0),
                 chats_take_ids=True,

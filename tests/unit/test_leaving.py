@@ -12,7 +12,9 @@ from gateway.upstream.relay import Relay
 from gateway.upstream.silence import Patience, Silence
 from tests.unit.test_resume import FAULT, call, frame, role, stream
 
-DRAINED = SimpleNamespace(id="b1", phase=Phase.DRAINING, health=SimpleNamespace(since=0.0))
+DRAINED = SimpleNamespace(
+    id="b1", revision="", phase=Phase.DRAINING, health=SimpleNamespace(since=0.0)
+)
 CLOCK = SimpleNamespace(now=lambda: 100.0)
 
 
@@ -61,7 +63,8 @@ def leaves(*, quiet_s=STALL_S, kept_waiting_s=50.0, works=True, unread_s=None, *
     watch = stream(request, demand)
     watch.feed(role([1, 2, 3]) + frame("a", [4]))
     backend = SimpleNamespace(
-        id="b1", phase=Phase.READY, health=SimpleNamespace(since=0.0), works=lambda since, now: works,
+        id="b1", revision="", phase=Phase.READY, health=SimpleNamespace(since=0.0),
+        works=lambda since, now: works,
         pulse=SimpleNamespace(held_up_at=now - kept_waiting_s),
     )  # fmt: skip
     silence = Silence(Patience(600.0, STALL_S, 15.0, 60.0), 0.0)
