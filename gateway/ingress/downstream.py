@@ -306,19 +306,15 @@ class Downstream:
     def announce(self, position: int, eta_s: float | None) -> None:
         """Answer a stream that waits for room with 200 and a comment that says how long."""
         if not self.gone:
-            if not self.started:
-                self.begin(_WAITING_STREAM)
-                self.started_at = None  # the first byte that counts is yet to come
             eta = b"" if eta_s is None else b" eta=%ds" % math.ceil(eta_s)
-            self.write(b": queued position=%d%b\n\n" % (position, eta))
-            self._announced_bytes = self.bytes_out
+            self.beat(_WAITING_STREAM, b": queued position=%d%b\n\n" % (position, eta))
 
     def beat(self, reply: Reply, comment: bytes) -> None:
         """Write a comment, so that nothing in between thinks the connection dead; it is no part of an answer."""
         answering = self.answering
         if not self.started:
             self.begin(reply)
-            self.started_at = None
+            self.started_at = None  # the first byte that counts is yet to come
         self.write(comment)
         if not answering:
             self._announced_bytes = self.bytes_out

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from gateway.pools.health import Order
 from gateway.sim.server import SimConfig
 from tests.stories.support import gateway, story
 
@@ -96,3 +97,41 @@ async def test_a_client_that_leaves_while_it_is_told_its_place_is_forgotten():
         waiting.cancel()
         await world.until(lambda: gate.queues()["m"][0] == 0, seconds=1)
         holder.cancel()
+
+
+TWO = """\
+pools:
+  m:
+    queue: {announce: true, max_wait: %s}
+    backends: [{url: <0>}, {url: <1>, max_in_flight: 1}%s]
+"""
+
+
+async def waits_for_its_rest(world, group, held_tokens, **more):
+    """Return the task of a stream that broke off after 7 tokens, once it waits for the one other backend."""
+    table, gate = world.process.table, world.process.handler.gate
+    others = [each.id for each in table.backends("m") if each.name != "b2"]
+    for each in others:
+        table.order(each, Order.CORDON)
+    group.create_task(world.chat(max_tokens=held_tokens))
+    await world.until(lambda: world.in_flight() == 1)
+    table.order(others[0], Order.RESUME)
+    world.sims[0].inject("reset_after:7@1")
+    cut = group.create_task(streamed(world, max_tokens=60, **more))
+    await world.until(lambda: gate.queues()["m"][0] == 1)
+    return cut
+
+
+@story
+async def test_a_stream_that_waits_for_its_rest_in_vain_has_what_its_client_got():
+    async with (
+        gateway(SLOW, SLOW, pools=TWO % ("3s", ""), access=True) as world,
+        asyncio.TaskGroup() as group,
+    ):
+        cut = await waits_for_its_rest(world, group, 120)
+        _, text = await cut
+        assert ": queued position=1" in text
+        assert '"error":{' in text
+        await world.until(lambda: world.access_lines())
+        line = world.access_lines()[0]
+        assert (line["outcome"], line["completion_tokens"]) == ("stream_broken", 7)
