@@ -109,20 +109,25 @@ def pass_over(ask: Ask, stream: TrailedStream, backends: Sequence[Backend]) -> b
     """Have a stream's rest not go to engines that cannot go on with it; whether some are only too old."""
     for each in backends:
         if each.revision != ask.revision:  # another model, maybe: it would say something else
-            ask.tried[each.id] = math.inf  # even if it comes back
+            _never(ask, each)
     if isinstance(stream.trail, Transcript):
         return False
     for each in backends:
         if each.plain:  # it takes no token ids, or those of another tokenizer
-            failed_at(ask, each)
+            _never(ask, each)
     if not stream.needs_ids_in_chats:
         return False
     old = [each for each in backends if not each.chats_take_ids]
     may_complete = bool(old) and stream.may_complete
     unable = [each for each in old if not (may_complete and _completes(each))]
     for each in unable:
-        failed_at(ask, each)
+        _never(ask, each)
     return bool(unable)
+
+
+def _never(ask: Ask, backend: Backend) -> None:
+    """Note that a backend is not asked, even if it comes back while the ask waits."""
+    ask.tried[backend.id] = math.inf
 
 
 def _completes(backend: Backend) -> bool:

@@ -105,6 +105,7 @@ pools:
     queue: {announce: true, max_wait: %s}
     backends: [{url: <0>}, {url: <1>, max_in_flight: 1}%s]
 """
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 
 
 async def waits_for_its_rest(world, group, held_tokens, **more):
@@ -135,3 +136,22 @@ async def test_a_stream_that_waits_for_its_rest_in_vain_has_what_its_client_got(
         await world.until(lambda: world.access_lines())
         line = world.access_lines()[0]
         assert (line["outcome"], line["completion_tokens"]) == ("stream_broken", 7)
+
+
+@story
+async def test_a_rest_that_waits_does_not_go_to_an_old_engine_that_comes_back():
+    old = SimConfig(model="m", version="0.26.0", takes_prompt_ids=False)
+    pools = TWO % ("20s", ", {url: <2>}")
+    async with (
+        gateway(SLOW, SLOW, old, pools=pools, access=True) as world,
+        asyncio.TaskGroup() as group,
+    ):
+        cut = await waits_for_its_rest(world, group, 40, tools=TOOLS)
+        world.process.table.order("m/b3", Order.RESUME)
+        _, text = await cut
+        assert '"error":{' not in text
+        assert text.count('"role":"assistant"') == 1
+        assert text.count('"content":') == 1 + 60
+        await world.until(lambda: len(world.access_lines()) == 2)
+        lines = {each["resumed"]: each for each in world.access_lines()}
+        assert (lines[1]["attempts"], lines[1]["backend"]) == (2, "b2")
