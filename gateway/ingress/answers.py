@@ -11,6 +11,7 @@ from gateway.core.errors import (
     BackendBroke,
     BackendStopping,
     ContextLengthExceeded,
+    EndedByShutdown,
     EngineFull,
     GatewayError,
     MisdirectedReply,
@@ -18,6 +19,7 @@ from gateway.core.errors import (
     ReplyTooLarge,
     RequestError,
     RestRefused,
+    ShuttingDown,
     StreamBroke,
     Unavailable,
     UpstreamError,
@@ -44,6 +46,7 @@ _TOO_MANY: Final = 429  # the same, as TGI says it
 # What a vLLM answers to new requests while it drains (`--shutdown-timeout`), though its health is good: the threads
 # that read prompts have ended. Source: Python's ThreadPoolExecutor; seen with vLLM 0.32.
 _FAILED, _STOPPING = 500, "cannot schedule new futures after shutdown"
+_TAKES_NOTHING: Final = (RequestError, ShuttingDown, EndedByShutdown)
 GENERATES: Final = (Dialect.CHAT, Dialect.COMPLETIONS)
 _NO_REPLY: Final = "The backend answered with something else than a model's reply."
 
@@ -266,7 +269,7 @@ def as_told(error: GatewayError, down: Downstream, record: RequestRecord) -> Gat
             error.outcome = Outcome.BACKEND_ERROR
         if error.outcome is Outcome.BACKEND_ERROR:  # of a time-out nobody knows what it took
             record.usage = None
-    elif isinstance(error, RequestError) and not down.answering:
+    elif isinstance(error, _TAKES_NOTHING) and not down.answering:
         record.usage = None
     return error
 

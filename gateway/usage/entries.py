@@ -19,11 +19,13 @@ _DAY_S: Final = 86_400
 # Looked up once: 0.15 us before Python 3.12.
 _SHED: Final = Outcome.SHED
 _WRONG: Final = frozenset({Outcome.REJECTED, Outcome.UPSTREAM_REJECTED})
-_FAILED: Final = Outcome.BACKEND_ERROR
+_FAILED: Final = frozenset({Outcome.BACKEND_ERROR, Outcome.SHUTDOWN})
 _TOO_LARGE: Final = ReplyTooLarge.default_code
 RESERVED: Final = "reserved"  # nobody told the usage, so what its limits reserved counts
 REFUSED: Final = "refused"  # the engine or the gateway refused it as wrong, and it took no tokens
-FAILED: Final = "failed"  # its backend failed before its client had anything
+FAILED: Final = (
+    "failed"  # its backend failed, or the gateway stopped, before its client had anything
+)
 UNKNOWN: Final = "unknown"  # nobody told it, and nothing was reserved
 
 
@@ -131,7 +133,7 @@ def source_of(record: RequestRecord) -> str:
     """
     if record.usage is not None:
         return record.usage.source._value_
-    if record.outcome is _FAILED:
+    if record.outcome in _FAILED:
         return FAILED
     if record.outcome in _WRONG and record.error_code != _TOO_LARGE:
         return REFUSED

@@ -7,6 +7,7 @@ from dataclasses import replace
 import httpx2
 import pytest
 
+from gateway.core.aio import start
 from gateway.core.limits import KeyLimits
 from gateway.process import reload
 from gateway.sim.config import SimConfig
@@ -318,3 +319,31 @@ async def test_a_reply_that_nobody_could_end_takes_no_tokens():
             each.clear()
         after = await world.chat("hi", headers=ci, max_tokens=1)
         assert int(after.headers["x-ratelimit-remaining-input-tokens"]) > 900
+
+
+@pytest.mark.parametrize("replies", ["1", "off"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_reply_that_the_gateway_ends_as_it_stops_takes_what_its_client_got(replies, stream):
+    """Who got nothing of a reply asks the next gateway for all of it, which counts the day's tokens on."""
+
+    @story
+    async def check():
+        limits, pool = KeyLimits(tokens_per_day=100_000), {"resume_replies": replies}
+        async with limited(SLOW, SLOW, limits=limits, pool=pool) as (world, ci):
+            folder = world.process.config.state / "usage"
+            asked = start(world.chat(headers=ci, max_tokens=2000, stream=stream), name="asked")
+
+            def written():
+                return sum(each.tokens_emitted for sim in world.sims for each in sim.requests)
+
+            await world.until(lambda: written() > 5)
+            world.process.stopping.set()
+            reply = await asked
+            assert reply.status_code == (200 if stream else 503)
+            assert '"code":"shutting_down"' in reply.text
+            await world.until(lambda: [*every_entry(folder)])
+            (line,) = every_entry(folder)
+        assert line.output == max(0, reply.text.count('"content":') - 1)
+        assert line.source == ("counted" if stream else "failed")
+
+    check()
