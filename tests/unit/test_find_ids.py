@@ -38,7 +38,8 @@ class Tokenizer:
 def asked_by(watch, prompt, tokenizer):
     """Have a stream that broke off ask for its ids."""
     failed, other = (
-        SimpleNamespace(id=name, phase=Phase.READY, plain=False, in_flight=0) for name in "ab"
+        SimpleNamespace(id=name, phase=Phase.READY, plain=False, in_flight=0, revision="")
+        for name in "ab"
     )
 
     async def prompt_ids(call, prompt_tokens, route, backends):
@@ -52,7 +53,8 @@ def asked_by(watch, prompt, tokenizer):
     )
     settings = SimpleNamespace(counters=counters)
     table = SimpleNamespace(backends=lambda pool: [failed, other])
-    ask = SimpleNamespace(route=SimpleNamespace(pool="m", tenants_apart=False), tried={"a": 1.0})
+    route = SimpleNamespace(pool="m", tenants_apart=False)
+    ask = SimpleNamespace(route=route, tried={"a": 1.0}, revision=None)
     measuring = Measuring(table, SimpleNamespace())
     assert asyncio.run(measuring.find_way(settings, ask, watch)) is None
 

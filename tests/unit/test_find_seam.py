@@ -42,7 +42,7 @@ class Asker:
 def seek(asker, watch):
     """Have a stream that broke off ask for its seam."""
     counter = BackendCounter(asker, deadline_s=1.0)
-    failed, other = (SimpleNamespace(id=name, phase=Phase.READY) for name in "ab")
+    failed, other = (SimpleNamespace(id=name, phase=Phase.READY, revision="") for name in "ab")
     asked_of = []
 
     async def text_of(tokens, route, backends):
@@ -51,7 +51,7 @@ def seek(asker, watch):
 
     settings = SimpleNamespace(counters=SimpleNamespace(text_of=text_of))
     table = SimpleNamespace(backends=lambda pool: [failed, other])
-    ask = SimpleNamespace(route=SimpleNamespace(pool="m"), tried={"a": 1.0})
+    ask = SimpleNamespace(route=SimpleNamespace(pool="m"), tried={"a": 1.0}, revision=None)
     asyncio.run(Measuring(table, SimpleNamespace()).find_seam(settings, ask, watch))
     assert all(each == ["b"] for each in asked_of)
 
