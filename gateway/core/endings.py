@@ -56,7 +56,7 @@ class Barrier(Enum):
     """Why no other backend goes on with a stream that broke off."""
 
     REQUEST = "request"  # it asks for what does not follow from the tokens alone (`resume.rules`)
-    REPLY = "reply"  # a tool call, half a frame, or reasoning beside stop strings
+    REPLY = "reply"  # a tool call, half a frame, its end, or reasoning beside stop strings
     SEAM = "seam"  # what was drawn by chance was shown beyond the last place to go on
     IDS = "ids"  # nobody could tell for sure the token ids of what was shown (Messages, Responses)
     BODY = "body"  # there was no room to keep its large body (Messages, Responses)

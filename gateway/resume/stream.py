@@ -259,8 +259,7 @@ class TrailedStream(StreamWatch):
 
     def _tell(self, fault: Fault) -> bytes:
         """Cut the stream here if it may go on; else write an error frame."""
-        may = fault.status >= 500 and not self._finished  # behind its end nothing follows
-        if may and (self._goes_on() or self._unsure()):
+        if fault.status >= 500 and (self._goes_on() or self._unsure()):
             self.cut = self.fault = fault
             return b""
         return super()._tell(fault)
@@ -281,6 +280,8 @@ class TrailedStream(StreamWatch):
             self._exact = may_go_on(call) and (not by_text or takes_text(call))
         if not self._exact:
             return Barrier.REQUEST
+        if self._finished:  # behind its end nothing follows
+            return Barrier.REPLY
         if self._long is not None or not trail.leads_on:  # a part of a frame was passed on
             return Barrier.REPLY
         if self._unheard:  # its seam was found before

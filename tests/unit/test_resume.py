@@ -353,6 +353,13 @@ def test_what_was_said_before_the_seam_counts_by_its_tokens():
     assert watch.events == 3
 
 
+def test_a_stream_that_has_come_to_its_end_does_not_leave():
+    watch = begun(frame("a", [4]))
+    assert watch.may_leave
+    watch.feed(frame("b", [5], finish="stop"))
+    assert (watch.may_leave, watch.barrier) == (False, Barrier.REPLY)
+
+
 def test_a_stream_goes_on_three_times_at_most():
     watch = begun(frame("a", [7]))
     for _ in range(3):
