@@ -15,7 +15,9 @@ from gateway.process import reload
 from gateway.sim.server import SimConfig, SimServer
 from gateway.store.replicas import Replica, Told
 from tests import keyfiles as keys
+from tests import loopback
 from tests.stories.support import FAST, frames, gateway, story
+from tests.stories.test_explain import LONG, held
 
 SLOW = SimConfig(model="m", decode_step_s=0.05)
 
@@ -297,3 +299,12 @@ async def test_the_supervisor_hears_what_other_replicas_drain():
         other = Replica("other", Told(drains=("m/b1",)), replicas.answered_at)
         replicas.every = [*replicas.every, other]
         assert supervisor.drained_elsewhere() == {"m/b1"}
+
+
+@story
+async def test_it_lives_while_all_connections_are_at_work():
+    """The admin listener says so; whoever asked the other one would end the gateway for its being busy."""
+    async with gateway(LONG, extra="limits: {connections: 2}") as world:
+        async with held(world), held(world), loopback.client() as http:
+            assert (await http.get(world.url + "/livez")).status_code == 503
+            assert (await http.get(world.admin_url + "/livez")).status_code == 200

@@ -1,7 +1,14 @@
 """The container and Kubernetes files of deploy/ fit the gateway, its settings and each other."""
 
+import functools
+import http.server
+import json
+import os
 import pathlib
 import re
+import subprocess
+import sys
+import threading
 import tomllib
 
 import kubernetes_validate
@@ -15,6 +22,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 DOCKER = ROOT / "deploy" / "docker"
 MANIFEST = ROOT / "deploy" / "kubernetes" / "vllm-gateway.yaml"
 DOCKERFILE = (DOCKER / "Dockerfile").read_text()
+HEALTH_CHECK = json.loads(re.search(r"^HEALTHCHECK .*\\\n +CMD (.+)$", DOCKERFILE, re.M)[1])
 COMPOSE = YAML(typ="safe").load(DOCKER / "compose.yaml")
 DOCUMENTS = list(YAML(typ="safe").load_all(MANIFEST))
 SECRETS = {
@@ -67,7 +75,49 @@ def test_both_listeners_are_reachable_from_outside_the_container_and_where_the_f
     assert re.search(r"^EXPOSE (\d+) (\d+)$", DOCKERFILE, re.M).groups() == tuple(map(str, ports))
     assert [each["containerPort"] for each in CONTAINER["ports"]] == ports
     assert [int(each.rpartition(":")[2]) for each in COMPOSED["ports"]] == ports
-    assert f":{ports[0]}/livez" in DOCKERFILE
+    assert f"('127.0.0.1', {ports[1]}, " in " ".join(HEALTH_CHECK)
+
+
+class Answering(http.server.BaseHTTPRequestHandler):
+    """Answers with one status."""
+
+    def __init__(self, *words, status):
+        self.status = status
+        super().__init__(*words)
+
+    def do_GET(self):
+        self.send_response(self.status if self.path == "/livez" else 404)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def healthy(port, **env):
+    command = [each.replace("9090", str(port)) for each in HEALTH_CHECK[1:]]
+    ended = subprocess.run(
+        [sys.executable, *command], env=os.environ | env, capture_output=True, check=False
+    )
+    return ended.returncode == 0
+
+
+@pytest.mark.parametrize(("status", "well"), [(200, True), (503, False)])
+def test_the_health_check_of_the_image_asks_the_gateway_and_no_proxy(status, well):
+    answering = functools.partial(Answering, status=status)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), answering) as server:
+        threading.Thread(target=server.serve_forever).start()
+        port = server.server_port
+        found = healthy(port), healthy(port, http_proxy="http://127.0.0.1:9", no_proxy="")
+        server.shutdown()
+    assert found == (well, well)
+    assert not healthy(port)  # nobody answers any more
+
+
+def test_whether_a_pod_lives_is_asked_where_busy_connections_do_not_matter():
+    """`test_lifecycle.test_it_lives_while_all_connections_are_at_work` has why."""
+    for probe in ("startupProbe", "livenessProbe"):
+        assert CONTAINER[probe]["httpGet"] == {"path": "/livez", "port": "admin"}
+    assert CONTAINER["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
 
 
 @pytest.mark.parametrize("name", SETTINGS)
