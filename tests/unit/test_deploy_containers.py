@@ -191,6 +191,17 @@ def test_services_and_the_disruption_budget_select_the_pods():
     assert document("PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == labels
 
 
+def test_prometheus_finds_each_pod_also_one_that_is_not_ready():
+    """None is ready while no backend serves (`Process.readiness`), which is when people look."""
+    service = document("Service", "vllm-gateway-admin")["spec"]
+    assert service["clusterIP"] == "None"
+    assert service["publishNotReadyAddresses"] is True
+    sample = (ROOT / "deploy" / "prometheus" / "prometheus.yaml").read_text()
+    ((finds,),) = YAML(typ="safe").load(re.search(r"# (dns_sd_configs: .+)", sample)[1]).values()
+    assert finds["names"] == ["vllm-gateway-admin.default"]
+    assert (finds["type"], finds["port"]) == ("A", service["ports"][0]["port"])
+
+
 def test_the_account_may_do_what_a_restart_of_a_pod_needs():
     rules = {each["resources"][0]: each["verbs"] for each in document("Role")["rules"]}
     assert rules == {"pods": ["get", "list", "delete"], "pods/log": ["get"]}
