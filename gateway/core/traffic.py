@@ -33,6 +33,14 @@ class Queued(NamedTuple):
 NOTHING_QUEUED: Final = Queued()
 
 
+class Waited(NamedTuple):
+    """One time that a request was in the queue of a pool, from when until when."""
+
+    pool: str
+    began_at: float
+    ended_at: float
+
+
 class Cause(Enum):
     """Why a pool does not answer a request itself; a metric label, and the name of a setting."""
 

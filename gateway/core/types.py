@@ -22,7 +22,7 @@ from gateway.core.exclusion import Exclusion as Exclusion
 from gateway.core.limits import Price, Taken
 from gateway.core.prefix import Prefix, SentPrompt
 from gateway.core.tracing import Trace
-from gateway.core.traffic import Fallback, Shadow, Trial
+from gateway.core.traffic import Fallback, Shadow, Trial, Waited
 from gateway.core.usage import Usage as Usage
 from gateway.core.usage import UsageSource as UsageSource
 
@@ -404,7 +404,8 @@ class RequestRecord(msgspec.Struct, gc=False):
     expected_cached_tokens: int | None = None  # what `sent` says of it, kept
     engine_id: str = ""  # what the engine calls the last attempt
     body_at: float | None = None  # its whole body was there; of an upload, what names its model
-    queue_s: float = 0.0  # waited for a place on a backend
+    queue_s: float = 0.0  # waited for a place on a backend, in all
+    waits: tuple[Waited, ...] = ()  # what that is made of
     need: Need | None = None
     choices: int = 1
     shed_reason: ShedReason | None = None

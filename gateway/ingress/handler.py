@@ -38,7 +38,7 @@ from gateway.core.errors import (
     UpstreamError,
 )
 from gateway.core.ratelimited import LimitsUnknown, RateLimited
-from gateway.core.traffic import Cause, Fallback
+from gateway.core.traffic import Cause, Fallback, Waited
 from gateway.core.types import Ask, Outcome, RequestRecord, Slot
 from gateway.ingress.answers import as_told, check_passed_on, check_taken, own_headers
 from gateway.ingress.bodies import Bodies, call_at_hand
@@ -296,8 +296,7 @@ class Handler:
         """Wait for room, no longer than the pool's setting in all, and so that the client hears the answer."""
         began = self.clock.now()
         queue = settings.pools[ask.route.pool].queue
-        # It may have waited before an attempt failed.
-        own_end = began + queue.max_wait - record.queue_s
+        own_end = began + queue.max_wait - record.queue_s  # it may have waited elsewhere, or before
         # A client's time-out runs from then, until it has the first byte.
         sent_at = began if down.answering else record.body_at or down.received_at
         announces = queue.announce and record.stream and down.upload is None
@@ -310,7 +309,8 @@ class Handler:
                 announce=down.announce if announces else None,
             )
         finally:
-            record.queue_s += self.clock.now() - began
+            record.queue_s += (ended := self.clock.now()) - began
+            record.waits += (Waited(ask.route.pool, began, ended),)
 
     def _refuse(
         self, down: Downstream, record: RequestRecord, error: GatewayError, ask: Ask | None = None

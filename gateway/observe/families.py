@@ -42,6 +42,12 @@ class Histogram:
             counted = upto
         cell[-2] += len(ordered) - counted
 
+    def take_in(self, waiting: dict[Labels, list[float]]) -> None:
+        """Count what came since the last time, and forget it there."""
+        for labels, values in waiting.items():
+            self.observe(labels, *values)
+        waiting.clear()
+
     def add(self, labels: Labels, more: Sequence[float]) -> None:
         """Count what another histogram of the same bounds has counted."""
         cell = self.cells.get(labels) or [0.0] * len(more)
@@ -67,7 +73,6 @@ class Sums:
     overheads: list[float] = field(default_factory=list)
     ttfts: list[float] = field(default_factory=list)
     token_gaps: list[float] = field(default_factory=list)
-    waits: list[float] = field(default_factory=list)
 
 
 def family(each: Instrument, values: Mapping[Labels, float]) -> Metric:

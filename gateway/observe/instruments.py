@@ -86,7 +86,7 @@ QUEUED_TOKENS: Final = gauge(
 QUEUE_WAIT: Final = histogram(
     "gateway_queue_wait_seconds",
     TTFT_BUCKETS,
-    "Time in the queue, for requests that had to wait, whatever their outcome.",
+    "Each time that a request was in the queue of a pool, whatever became of it, and whichever pool answered it.",
     "pool",
 )
 LIMIT: Final = gauge(

@@ -33,7 +33,7 @@ from gateway.observe.instrument import Kind
 from gateway.observe.instruments import INSTRUMENTS, OTHER, UNKNOWN
 from gateway.observe.readings import Readings
 from gateway.observe.scraped import KEPT_BY_OTHERS, read_gauges
-from gateway.observe.waits import waited
+from gateway.observe.waits import waits_of
 
 # Beyond this many (pool, model) pairs new ones share one series: adapters may come and go for ever.
 MAX_NAMES: Final = 1000
@@ -73,6 +73,7 @@ class Metrics(Collector):
         self._names: dict[tuple[str | None, str | None], tuple[str, str]] = {}
         self._sums: dict[tuple[object, ...], Sums] = {}  # since the values were read last
         self._firsts = defaultdict[str | None, list[float]](list)  # likewise, by backend
+        self._waits = defaultdict[Labels, list[float]](list)  # likewise
         self._departed = Departed()
         self._values[table.BUILD_INFO.name][__version__, platform.python_version()] = 1
         self._values[table.CONFIG_RELOADS.name].update({("success",): 0, ("failure",): 0})
@@ -128,8 +129,8 @@ class Metrics(Collector):
             self._values[table.SHED.name][pool, reason.value] += 1
         elif outcome is Outcome.CLIENT_GONE:
             self._values[table.CLIENT_DISCONNECTS.name][pool, _stage(record)] += 1
-        if waited(record):
-            sums.waits.append(record.queue_s)
+        for wait in waits_of(record):
+            self._waits[(wait.pool,)].append(wait.ended_at - wait.began_at)
         if record.client_retry:
             self._values[table.CLIENT_RETRIES.name][(pool,)] += 1
         if record.unknown_fields:
@@ -141,8 +142,7 @@ class Metrics(Collector):
                 if times:
                     self._values[table.RESUMED.name][pool, cause] += times
         if (fallback := record.fallback) is not None:
-            fallen = self._values[table.FALLBACKS.name]
-            fallen[fallback.pool, pool, fallback.cause.value] += 1
+            self._values[table.FALLBACKS.name][fallback.pool, pool, fallback.cause.value] += 1
 
     def _begin(self, kind: tuple[object, ...], record: RequestRecord) -> Sums:
         """Begin to sum up requests that are alike."""
@@ -179,8 +179,8 @@ class Metrics(Collector):
             self._ttft.observe(names, *sums.ttfts)
             self._inter_token.observe(names, *sums.token_gaps)
             self._overhead.observe(sums.endpoint, *sums.overheads)
-            self._queue_wait.observe(names[:1], *sums.waits)
         self._sums.clear()
+        self._queue_wait.take_in(self._waits)
         for backend_id, firsts in self._firsts.items():
             pool, _, name = (backend_id or UNKNOWN).rpartition("/")
             self._backend_ttft.observe((pool, name), *firsts)

@@ -1,7 +1,7 @@
 """A request that ended, as the spans of its trace. Pure.
 
     request            server    gen_ai.*, http.*, how it ended
-    |-- queue          internal  it waited for a place at a backend
+    |-- queue          internal  each time that it waited for a place at a backend
     |-- attempt        client    one for each backend that it was sent to; the backend's own spans are below it
     |   `-- first_token  internal  of a stream: from sending it to the first token
     `-- resume         client    an attempt that went on with a stream that had broken off
@@ -20,7 +20,7 @@ from typing import Final
 from gateway.core.endings import Attempt
 from gateway.core.tracing import Parent, Trace, new_span_id
 from gateway.core.types import Endpoint, Outcome, RequestRecord
-from gateway.observe.waits import waited
+from gateway.observe.waits import waits_of
 
 Attributes = dict[str, str | int | float | bool]
 
@@ -73,9 +73,8 @@ def spans_of(record: RequestRecord, ahead_s: float) -> Iterator[Span]:
     attempts = [*record.failed]
     if record.attempts > len(attempts) and record.sent_at is not None:
         attempts.append(_last(record, trace, record.sent_at))
-    if waited(record):
-        ended_at = attempts[0].sent_at if attempts else _ended_at(record)
-        yield _below(trace, "queue", ended_at - record.queue_s + ahead_s, ended_at + ahead_s)
+    for wait in waits_of(record):
+        yield _below(trace, "queue", wait.began_at + ahead_s, wait.ended_at + ahead_s)
     resumes_from = len(attempts) - min(record.resumed, len(attempts) - 1)
     for number, each in enumerate(attempts):
         error = _error(record) if each.ending is None else each.ending.value

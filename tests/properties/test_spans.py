@@ -6,12 +6,21 @@ from hypothesis import strategies as st
 from gateway.core.asked import Caller
 from gateway.core.endings import Attempt, Ending
 from gateway.core.tracing import Parent, Trace, new_span_id, new_trace_id
+from gateway.core.traffic import Waited
 from gateway.core.types import Endpoint, Outcome, RequestRecord, ShedReason, Usage, UsageSource
 from gateway.observe.spans import Kind, spans_of
 
 AHEAD_S = 1_700_000_000.0
 HIDDEN = ("key-id", "203.0.113.9", "what the client reads")
 seconds = st.floats(0, 5)
+
+
+def waits(draw, record, now):
+    """Have it wait now, or not, in the queue of its pool or of another one; return when that is over."""
+    began_at, now = now, now + draw(st.sampled_from([0.0, 0.5]))
+    if now > began_at:
+        record.waits += (Waited(draw(st.sampled_from(["m", "n"])), began_at, now),)
+    return now
 
 
 @st.composite
@@ -44,15 +53,15 @@ def records(draw):
             )
         ),
     )
-    record.queue_s = draw(st.sampled_from([0.0, 0.5]))
-    now += record.queue_s
     for _ in range(draw(st.integers(0, 3))):
+        now = waits(draw, record, now)
         trace.begin_attempt()
         sent_at, now = now, now + draw(seconds)
         ending = draw(st.sampled_from(Ending))
         failed = Attempt("m/b1", "engine", sent_at, now, ending, trace.attempt_id)
         record.failed = (*record.failed, failed)
         record.attempts += 1
+    now = waits(draw, record, now)
     if draw(st.booleans()):
         trace.begin_attempt()
         record.attempts, record.sent_at, record.backend_id = record.attempts + 1, now, "m/b2"
@@ -81,11 +90,17 @@ def test_spans_are_one_tree_within_the_time_of_their_request(record):
 
 
 @given(records(), st.sampled_from([None, *ShedReason]))
-def test_who_waited_has_a_queue_and_who_was_refused_at_once_has_none(record, reason):
-    record.shed_reason, record.trace.sampled = reason, True
+def test_each_wait_is_a_span_in_its_place_but_one_that_was_a_refusal_at_once(record, reason):
+    record.pool, record.shed_reason, record.trace.sampled = "m", reason, True
     at_once = (ShedReason.NO_ROOM, ShedReason.QUEUE_FULL, ShedReason.TENANT_QUEUE_FULL)
-    waited = record.queue_s > 0 and reason not in at_once
-    assert any(each.name == "queue" for each in spans_of(record, AHEAD_S)) == waited
+    waited = list(record.waits)
+    in_own = [each for each in waited if each.pool == "m"]
+    if in_own and reason in at_once:
+        waited.remove(in_own[-1])
+    told = [each for each in spans_of(record, AHEAD_S) if each.name == "queue"]
+    assert [(each.began_at, each.ended_at) for each in told] == [
+        (each.began_at + AHEAD_S, each.ended_at + AHEAD_S) for each in waited
+    ]
 
 
 @given(records())

@@ -79,6 +79,20 @@ pools:
 
 
 @story
+async def test_a_wait_counts_in_the_pool_in_whose_queue_it_was():
+    pools = two("overload: small").replace("max_requests: 0", "max_wait: 300ms")
+    async with gateway(replace(BIG, reply_tokens=4000, speed=1), SMALL, pools=pools) as world:
+        body = {"model": "big", "messages": [{"role": "user", "content": "go"}], "stream": True}
+        async with world.http.stream("POST", "/v1/chat/completions", json=body) as holding:
+            assert holding.status_code == 200
+            reply = await world.chat(model="big", max_tokens=1)
+            assert reply.headers["x-gateway-model"] == "small"
+        told = await world.metrics()
+        assert 'gateway_queue_wait_seconds_count{pool="big"} 1.0' in told
+        assert 'gateway_queue_wait_seconds_count{pool="small"}' not in told
+
+
+@story
 async def test_attempts_in_the_own_pool_take_none_from_the_other():
     sims = BIG, BIG, BIG, SMALL, SMALL
     async with gateway(*sims, pools=NEAR_FIRST, as_shipped=True, access=True) as world:

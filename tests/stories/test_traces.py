@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 
@@ -122,6 +123,34 @@ async def test_a_wait_in_the_queue_is_a_span_and_a_refusal_is_an_error():
         )
         assert (queue.kind, queue.parent_id) == ("internal", waited.span_id)
         assert waited.began_ns <= queue.began_ns < queue.ended_ns <= waited.ended_ns
+
+
+@story
+async def test_a_wait_that_follows_a_failed_attempt_is_a_span_behind_it():
+    place = "{url: <%d>, max_in_flight: 1}"
+    pools = f"pools: {{m: {{backends: [{place % 0}, {place % 1}]}}}}"
+    with receiver() as collector:
+        async with gateway(LONG, LONG, pools=pools, extra=settings(collector)) as world:
+            async with contextlib.AsyncExitStack() as stack:
+                async with held(world):
+                    backends = world.process.table.backends("m")
+                    (free,) = [place for place in (0, 1) if not backends[place].in_flight]
+                    world.sims[free].inject("refuse")
+                    asked = await stack.enter_async_context(waiting(world, "second"))
+                assert (await asked).headers["x-gateway-attempts"] == "2"
+            await world.settled()
+            await sent(world)
+        queue = collector.named("queue")
+        request = next(each for each in collector.spans if each.span_id == queue.parent_id)
+        first, second = (
+            each
+            for each in collector.spans
+            if (each.kind, each.parent_id) == ("client", request.span_id)
+        )
+        times = [first.began_ns, first.ended_ns, queue.began_ns, queue.ended_ns, second.began_ns]
+        assert [request.began_ns, *times, request.ended_ns] == sorted(
+            [request.began_ns, *times, request.ended_ns]
+        )
 
 
 @story

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.core.endings import Ending
 from gateway.core.gpu import GpuLoad
 from gateway.core.prefix import KvEvents, Prefix
-from gateway.core.traffic import Queued
+from gateway.core.traffic import Cause, Fallback, Queued, Waited
 from gateway.core.types import (
     Endpoint,
     LoadSample,
@@ -193,10 +193,19 @@ def test_a_request_that_did_not_wait_is_no_wait_of_0():
 
 @pytest.mark.parametrize("outcome", [Outcome.OK, Outcome.SHED, Outcome.CLIENT_GONE])
 def test_a_wait_is_told_whatever_became_of_the_request(outcome):
-    seen = settled(record(queue_s=0.3, outcome=outcome))
+    waits = (Waited("m", 0.0, 0.3),)
+    seen = settled(record(queue_s=0.3, waits=waits, outcome=outcome))
     assert seen["gateway_queue_wait_seconds_sum", "m"] == 0.3
     assert seen["gateway_queue_wait_seconds_bucket", "m", "0.25"] == 0
     assert seen["gateway_queue_wait_seconds_bucket", "m", "0.5"] == 1
+
+
+def test_each_wait_is_one_of_the_pool_in_whose_queue_it_was():
+    fallback = Fallback("big", Cause.OVERLOAD)
+    waits = (Waited("big", 0.0, 2.0), Waited("m", 2.0, 2.5))
+    seen = settled(record(queue_s=2.5, waits=waits, fallback=fallback))
+    assert seen["gateway_queue_wait_seconds_sum", "big"] == 2.0
+    assert seen["gateway_queue_wait_seconds_sum", "m"] == 0.5
 
 
 def test_what_waits_is_read_when_scraped():

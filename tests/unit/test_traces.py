@@ -4,6 +4,7 @@ import pytest
 
 from gateway.config.models import Config
 from gateway.core.tracing import Trace
+from gateway.core.traffic import Waited
 from gateway.core.types import Outcome, RequestRecord, ShedReason
 from gateway.ingress.heads import trace_parent
 from gateway.observe.otlp import MOST_WAITING, Traces
@@ -72,7 +73,8 @@ def test_each_attempt_has_a_span_of_its_own():
 def test_a_request_that_waited_and_was_refused_for_it_has_a_span_of_its_wait(reason):
     waited = record(1)
     waited.outcome, waited.shed_reason = Outcome.SHED, reason
-    waited.queue_s, waited.ended_at = 20.0, 21.5
+    waited.waits = (Waited("m", 1.5, 21.5),)
+    waited.ended_at = 21.5
     (span,) = [each for each in spans_of(waited, 0.0) if each.name == "queue"]
     assert (span.began_at, span.ended_at) == (1.5, 21.5)
 
@@ -80,7 +82,7 @@ def test_a_request_that_waited_and_was_refused_for_it_has_a_span_of_its_wait(rea
 def test_a_refusal_at_once_is_no_wait():
     refused = record(1)
     refused.outcome, refused.shed_reason = Outcome.SHED, ShedReason.TOO_LATE
-    refused.queue_s = 0.0004
+    refused.waits = (Waited("m", 1.5, 1.5004),)
     assert [each.name for each in spans_of(refused, 0.0)] == ["unknown"]
 
 
