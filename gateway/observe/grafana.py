@@ -61,15 +61,17 @@ def gauge(metric: str, *matchers: str) -> str:
     return f"{metric}{{{','.join((_POOL, *matchers))}}}"
 
 
-_READY: Final = gauge("gateway_backend_phase", 'phase="ready"')
-_DOWN: Final = gauge("gateway_backend_phase", 'phase="down"')
+def _phase(phase: str) -> Query:
+    """Return how many backends are in a phase; of several gateways each tells of all."""
+    inner = gauge("gateway_backend_phase", f'phase="{phase}"')
+    return Query(f"sum(max by (pool, backend) ({inner}))", "")
+
+
 _BACKEND: Final = "{{pool}}/{{backend}}"
 ROWS: Final[dict[str, tuple[Panel, ...]]] = {
     "Now": (
-        Panel("Backends ready", "none", (Query(f"sum({_READY})", ""),),
-              kind="stat", width=4),
-        Panel("Backends down", "none", (Query(f"sum({_DOWN})", ""),),
-              kind="stat", width=4),
+        Panel("Backends ready", "none", (_phase("ready"),), kind="stat", width=4),
+        Panel("Backends down", "none", (_phase("down"),), kind="stat", width=4),
         Panel("In flight", "none", (Query(f"sum({gauge('gateway_inflight_requests')})", ""),), kind="stat", width=4),
         Panel("Waiting", "none", (Query(f"sum({gauge('gateway_queue_requests')})", ""),), kind="stat", width=4),
         Panel("Requests", "reqps", (Query(f"sum(rate(gateway_requests_total{{{_POOL}}}{_RATE}))", ""),),
@@ -141,8 +143,9 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
     ),
     "Tenants": (
         Panel("Tokens by tenant", "none",
-              (Query(f"topk(10, sum by (tenant) (rate(gateway_tenant_tokens_total{{{_ALL}}}{_RATE})))", "{{tenant}}"),),
-              "Tokens a second; the ten that use most."),
+              (Query(f'topk(10, sum by (tenant) (rate(gateway_tenant_tokens_total{{{_ALL},kind!="cached"}}{_RATE})))',
+                     "{{tenant}}"),),
+              "Tokens a second, of prompts (cached ones too) and written; the ten that use most."),
         Panel("Over a limit", "reqps",
               (Query(f'sum by (scope, rule) (rate(gateway_limit_refusals_total{{{_ALL},shadow="false"}}{_RATE}))',
                      "{{scope}} {{rule}}"),)),

@@ -8,6 +8,7 @@ import urllib.parse
 
 import pytest
 
+from gateway.observe.grafana import ROWS
 from gateway.observe.instruments import INSTRUMENTS
 from gateway.observe.problemalerts import PROBLEMS, STATES
 from gateway.observe.rules import ALERTS
@@ -242,6 +243,51 @@ def test_alerts_fire_on_what_they_are_for_and_not_on_what_is_in_order(tmp_path):
         text=True,
         timeout=240,
     )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+# What a panel shows of series that two gateways tell of the same backends, and one of a tenant.
+PANELS = {
+    "Backends ready": (
+        {
+            f'gateway_backend_phase{{instance="{each}",pool="m",backend="{backend}",phase="ready"}}': "1x60"
+            for each in ("g1:9090", "g2:9090")
+            for backend in ("b1", "b2")
+        },
+        2,
+    ),
+    "Backends down": (
+        {
+            'gateway_backend_phase{instance="g1:9090",pool="m",backend="b1",phase="down"}': "1x60",
+            'gateway_backend_phase{instance="g2:9090",pool="m",backend="b1",phase="down"}': "0x60",
+        },
+        1,
+    ),
+    # Per 5 s: 100 of a prompt, 80 of these cached, and 20 written.
+    "Tokens by tenant": (
+        {
+            'gateway_tenant_tokens_total{instance="g1:9090",tenant="a",kind="input"}': "0+100x60",
+            'gateway_tenant_tokens_total{instance="g1:9090",tenant="a",kind="cached"}': "0+80x60",
+            'gateway_tenant_tokens_total{instance="g1:9090",tenant="a",kind="output"}': "0+20x60",
+        },
+        24,
+    ),
+}
+
+
+def test_panels_count_nothing_twice(tmp_path):
+    promtool = need("promtool", "promtool (Debian's package prometheus)")
+    panels = {each.title: each for row in ROWS.values() for each in row}
+    tests = []
+    for title, (series, value) in PANELS.items():
+        (query,) = panels[title].queries
+        expr = re.sub(r"\$(?:instance|pool)", ".*", query.expr).replace("$__rate_interval", "1m")
+        wanted = {"expr": f"sum({expr})", "eval_time": "5m", "exp_samples": [{"labels": "{}", "value": value}]}  # fmt: skip
+        given = [{"series": name, "values": text} for name, text in series.items()]
+        tests.append({"interval": "5s", "input_series": given, "promql_expr_test": [wanted]})
+    (tmp_path / "panels.test.yaml").write_text(json.dumps({"tests": tests}))
+    words = [promtool, "test", "rules", tmp_path / "panels.test.yaml"]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 

@@ -25,7 +25,7 @@ VALUES = {
     "verdict": {"worse"},
     "shadow": {"true", "false"},
     "state": set(get_args(BackendState)),
-    "kind": {"completion", *get_args(ProblemKind)},
+    "kind": {"completion", "cached", *get_args(ProblemKind)},
     "reason": {each.value for each in Shed},
     "job": {"vllm-gateway"},
     "pool": {"_unknown"},
