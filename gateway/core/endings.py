@@ -12,8 +12,8 @@ import msgspec
 class Ending(Enum):
     """How one attempt failed at its backend; closed, because it is a metric label.
 
-    `pools.attribution` says which of them count against a backend. A reply of 4xx is no failure of the
-    attempt, and a client that leaves is none.
+    `pools.attribution` says which of them count against a backend. A reply of 4xx that the client gets is no
+    failure of the attempt, and a client that leaves is none.
     """
 
     CONNECT = "connect"  # no connection: refused, unreachable, or not in time; nothing was sent
@@ -29,6 +29,7 @@ class Ending(Enum):
     MOVED = "moved"  # it is drained, and another backend goes on with the stream
     REST_REFUSED = "rest_refused"  # it answered 4xx to the rest of a stream that another one began
     DOWN = "down"  # it was out of service already, and the request with it
+    REFUSED = "refused"  # it answered 4xx to what another pool was asked for, too
 
     __hash__ = object.__hash__  # members are single objects; Enum's own hash is a call into Python
 

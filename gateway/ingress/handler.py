@@ -202,7 +202,7 @@ class Handler:
             record.pool, record.adapter = route.pool, route.adapter
             record.fallback = Fallback(asked.pool, cause)
             other = Ask(route, down.asked or ask.call, UNMEASURED, ask.caller, session=ask.session)
-            sent = other.attempts_before = record.attempts
+            sent = other.attempts_before = self.retrying.passed_on(record)
             down.gathering = down.trailed = None  # of what its own pool made of it (`keep_trail`)
             record.conversation = assign(other, down.revision)
             try:
@@ -217,14 +217,14 @@ class Handler:
                     raise  # it may have been executed
                 given = give_back(self.limiter, record)
                 taken = given if given and record.attempts > sent else taken
-                if isinstance(failed, RateLimited | LimitsUnknown):
-                    error = failed
+                error = failed if isinstance(failed, RateLimited | LimitsUnknown) else error
             else:
                 if cause is Cause.OVERLOAD:
                     self.gate.gone_elsewhere(ask)
                 return
             finally:
                 let_go(other)
+        self.retrying.passed_on(record)
         record.pool, record.adapter, record.demand, record.need, record.backend_id = before
         record.fallback = None
         record.taken = taken if cause is Cause.CONTEXT else None  # an engine may have judged it

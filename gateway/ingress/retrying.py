@@ -279,15 +279,25 @@ class Retrying:
         """Give back a request's place in the budget: another attempt was answered, or it is over."""
         self._budget.end(down)
 
+    def passed_on(self, record: RequestRecord) -> int:
+        """Keep the last attempt, if its engine refused what another pool is asked for; return how many there were."""
+        if record.fallback is not None and record.attempts > len(record.failed):
+            self._keep(record, record.backend_id or "", Ending.REFUSED, self._clock.now())
+        return record.attempts
+
+    def _keep(self, record: RequestRecord, backend_id: str, ending: Ending, now: float) -> None:
+        """Keep an attempt that is over, of a request that is not."""
+        span_id = "" if record.trace is None else record.trace.attempt_id
+        sent_at = record.sent_at or now
+        over = Attempt(backend_id, record.engine_id, sent_at, now, ending, span_id)
+        record.failed = (*record.failed, over)
+
     def _note(
         self, record: RequestRecord, ask: Ask, backend: Backend, slot: Slot, error: UpstreamError | EngineFull
     ) -> None:  # fmt: skip
         failed_at(ask, backend)
         now = self._clock.now()
-        sent_at = record.sent_at or now
-        span_id = "" if record.trace is None else record.trace.attempt_id
-        failed = Attempt(backend.id, record.engine_id, sent_at, now, error.ending, span_id)
-        record.failed = (*record.failed, failed)
+        self._keep(record, backend.id, error.ending, now)
         if self._table.get(backend.id) is backend:  # else a reload gave its name to another server
             self._table.observe(backend.id, TrafficFailed(now, error.ending, backend.tries(slot)))
         if isinstance(error, EngineFull):  # it did nothing, as its refusal says

@@ -24,7 +24,7 @@ _CLOSED_LABELS: Final = {
     "outcome": [each.value for each in Outcome],
     "phase": [each.value for each in Phase],
     "reason` of `gateway_upstream_failures_total": [
-        each.value for each in Ending if each not in (Ending.FULL, Ending.MOVED)
+        each.value for each in Ending if each not in (Ending.FULL, Ending.MOVED, Ending.REFUSED)
     ],
     "reason` of `gateway_shed_total": [each.value for each in ShedReason],
     "reason` of `gateway_connections_shed_total": [

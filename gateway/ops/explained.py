@@ -129,6 +129,7 @@ _FAILED: Final = {
     Ending.FULL: "refused it for capacity",
     Ending.STALE: "had closed the reused connection",
     Ending.MOVED: "is drained: another one goes on with the stream",
+    Ending.REFUSED: "refused it (4xx)",
     Ending.REST_REFUSED: "refused the rest of a stream that another one began",
     Ending.DOWN: "was out of service",
 }

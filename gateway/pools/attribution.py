@@ -4,7 +4,8 @@
     HARD      connect, broke, http_5xx, timeout, forgotten,   counts: see `pools.health` and `pools.ejection`
               stream, misdirected
     NACK      full                                            it is busy, not sick: its concurrency limit falls
-    NEUTRAL   ours, stale, moved, rest_refused, down          nothing: it is in order, or known already
+    NEUTRAL   ours, stale, moved, rest_refused, down,         nothing: it is in order, or known already
+              refused
     none      a reply of 4xx, a client that left              never observed: the client's own doing
 
 A server closes idle connections when it likes, so one that was lost as it was used again proves nothing. A
@@ -42,6 +43,7 @@ CLASS_OF: Final[Mapping[Ending, Failure]] = {
     Ending.MOVED: Failure.NEUTRAL,
     Ending.REST_REFUSED: Failure.NEUTRAL,
     Ending.DOWN: Failure.NEUTRAL,
+    Ending.REFUSED: Failure.NEUTRAL,
 }
 
 

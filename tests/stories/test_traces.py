@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from gateway.sim.server import SimConfig
 from tests.otlpreceiver import receiver
 from tests.stories.support import FAST, gateway, story
-from tests.stories.test_explain import LONG, held, waiting
+from tests.stories.test_explain import LONG, admin, held, waiting
+from tests.stories.test_fallback import BIG, SMALL, two
 
 SECRET_WORD = "xylophone"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -151,6 +153,32 @@ async def test_a_wait_that_follows_a_failed_attempt_is_a_span_behind_it():
         assert [request.began_ns, *times, request.ended_ns] == sorted(
             [request.began_ns, *times, request.ended_ns]
         )
+
+
+@pytest.mark.parametrize("window", [64, 4096])
+@story
+async def test_an_engine_that_refuses_what_another_pool_is_asked_for_has_its_span(window):
+    """Else the engine's own spans would hang below one that nobody has."""
+    pools = two("context: small")
+    small = replace(SMALL, max_model_len=window)
+    with receiver() as collector:
+        async with gateway(
+            replace(BIG, max_model_len=64), small, pools=pools, extra=settings(collector)
+        ) as world:
+            image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+            body = {"model": "big", "messages": [{"role": "user", "content": [image]}]}
+            headers = {"x-request-id": "seen"}
+            reply = await world.http.post("/v1/chat/completions", json=body, headers=headers)
+            assert (reply.status_code == 200) == (window > 64)
+            await sent(world)
+            named = [told_to(each)[0][1] for each in world.sims]
+            async with admin(world) as http:
+                tried = (await http.get("requests/seen")).json()["tried"]
+        attempts = [each for each in collector.spans if each.kind == "client"]
+        assert [each.span_id for each in attempts] == named
+        backends = [each.attributes["vllm_gateway.backend"] for each in attempts]
+        assert backends == [each["backend"] for each in tried] == ["big/b1", "small/b1"]
+        assert attempts[0].attributes["error.type"] == tried[0]["outcome"] == "refused"
 
 
 @story

@@ -114,7 +114,9 @@ def test_every_ending_has_its_class():
     assert set(CLASS_OF) == set(Ending)
     assert {each for each in Ending if CLASS_OF[each] is Failure.NACK} == {Ending.FULL}
     neutral = {each for each in Ending if CLASS_OF[each] is Failure.NEUTRAL}
-    assert neutral == {Ending.OURS, Ending.STALE, Ending.MOVED, Ending.REST_REFUSED, Ending.DOWN}
+    assert neutral == {
+        Ending.OURS, Ending.STALE, Ending.MOVED, Ending.REST_REFUSED, Ending.DOWN, Ending.REFUSED,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("ending", [each for each in HARD if each is not Ending.CONNECT])
