@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.core.codes import CODES
 from gateway.core.errors import (
     BackendBroke,
     BackendStopping,
@@ -59,8 +60,10 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     body: bytes
     outcome: Outcome
     usage: Usage | None = None
+    code: str | None = None  # of its error
 
 
+_OTHER_CODE: Final = "invalid_request"  # stands in the log for one that the backend made up
 # Headers as vLLM sends them nearly always.
 _USUAL: Final = frozenset({b"", b"application/json", b"text/event-stream; charset=utf-8"})
 # What a body may be: vLLM's replies, transcripts, and bytes of embeddings or sound.
@@ -122,7 +125,9 @@ def answer(
             reply.status, body, call.dialect, request_id
         )
         outcome = Outcome.UPSTREAM_REJECTED if status < 500 else Outcome.BACKEND_ERROR
-        return Answer(status, header_lines(headers), body, outcome)
+        told = upstream_fault(reply.status, reply.body or b"", call.dialect).code
+        code = told if told in CODES else _OTHER_CODE
+        return Answer(status, header_lines(headers), body, outcome, code=code)
     if (error := unfit(reply, engine_id, most_bytes, body)) is not None:
         raise error
     if call.dialect in GENERATES:

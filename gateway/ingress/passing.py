@@ -223,5 +223,6 @@ class Passing:
         veil = ask.route.tenants_apart
         said = answer(reply, ask.call, down.id, record.engine_id, most_bytes, veil=veil)
         record.status, record.outcome, record.usage = said.status, said.outcome, said.usage
+        record.error_code = said.code
         down.respond(said.status, said.lines, said.body)
         record.first_byte_at = down.started_at

@@ -414,3 +414,19 @@ async def test_clients_that_leave_all_at_once_leave_no_errors_behind(caplog):
             writer.transport.abort()
         await world.settled()
     assert not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("status", [400, 404, 500, 503, 504])
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_access_line_of_a_backends_error_has_the_code_that_the_client_reads(status, stream):
+    @story
+    async def told():
+        async with gateway(FAST, access=True) as world:
+            world.sims[0].inject(f"http_500:{status}")
+            reply = await world.chat(stream=stream)
+            assert reply.status_code == status
+            await world.settled()
+            (line,) = world.access_lines()
+            assert line["code"] == reply.json()["error"]["code"]
+
+    told()
