@@ -22,7 +22,8 @@ OTHER: Final = "_other"  # a name beyond the cap on names
 
 REQUESTS: Final = counter(
     "gateway_requests_total",
-    "Finished requests, by outcome and by the HTTP status sent to the client.",
+    "Finished requests, by outcome and HTTP status. Of a reply that broke off after its head (200), code is the status"
+    " of the error; of a client that left before its end, 499.",
     "pool", "model", "endpoint", "outcome", "code",
 )  # fmt: skip
 REQUEST_DURATION: Final = histogram(

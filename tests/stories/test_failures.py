@@ -430,3 +430,23 @@ def test_the_access_line_of_a_backends_error_has_the_code_that_the_client_reads(
             assert line["code"] == reply.json()["error"]["code"]
 
     told()
+
+
+@story
+async def test_the_status_of_a_stream_that_came_to_no_good_end_is_not_that_of_its_head():
+    """The reference of metrics and that of log lines say so."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "go on"}], "stream": True}
+    async with gateway(SimConfig(model="m", reply_tokens=4000), access=True) as world:
+        async with world.http.stream("POST", "/v1/chat/completions", json=body) as left:
+            assert left.status_code == 200
+        await world.settled()
+        world.sims[0].inject("truncate_after:3")
+        broken = await world.chat(stream=True)
+        assert (broken.status_code, '"error"' in broken.text) == (200, True)
+        await world.settled()
+        ended = [(each["outcome"], each["status"]) for each in world.access_lines()]
+        assert ended == [("client_gone", 499), ("stream_broken", 502)]
+        told = await world.metrics()
+        for outcome, status in ended:
+            labels = f'code="{status}",endpoint="chat",model="m",outcome="{outcome}",pool="m"'
+            assert f"gateway_requests_total{{{labels}}} 1.0" in told
