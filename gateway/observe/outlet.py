@@ -32,6 +32,7 @@ class Outlet:
         # written; None ends the thread.
         self._lines: deque[tuple[bytes, int] | threading.Event | None] = deque()
         self._waiting = 0  # lines
+        self._torn = False  # the last line that was written has no end
         self._counting = threading.Lock()  # held to count, and for nothing that takes time
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._write_all, name="log writer", daemon=True)
@@ -95,18 +96,25 @@ class Outlet:
         if batch:
             with self._counting:
                 self._waiting -= count
-            try:
-                self._write(b"".join(batch))
-            except OSError:  # the reader is gone, or the disk is full
-                self.dropped += count
+            lost = self._write(b"".join(batch))
+            if lost:
+                self.dropped += min(count, lost.count(b"\n"))
         if isinstance(mark, threading.Event):
             mark.set()
         return mark is not None
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes) -> bytes:
+        """Write some lines; return what could not be written."""
+        if self._torn:
+            data = b"\n" + data
         view = memoryview(data)
         while view:
             try:
                 view = view[os.write(self._fd, view) :]
             except BlockingIOError:  # somebody who shares our output made it non-blocking
                 select.select([], [self._fd], [])
+            except OSError:  # the reader is gone, or the disk is full
+                break
+        if written := len(data) - len(view):
+            self._torn = data[written - 1 : written] != b"\n"
+        return bytes(view)

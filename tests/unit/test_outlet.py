@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -67,6 +69,34 @@ def test_a_reader_that_is_gone_costs_lines_and_nothing_else(pipe, outlet):
         outlet.put(b"a\n")
     assert outlet.flush()
     assert outlet.dropped == 3
+
+
+FULL_DISK = """
+import os, resource, sys
+from gateway.observe.outlet import Outlet
+lines = [b'{"line": %d}\\n' % number for number in range(5)]
+room = len(lines[0]) * 2 + 4
+_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+fd = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+outlet = Outlet(fd)
+resource.setrlimit(resource.RLIMIT_FSIZE, (room, most))  # two lines and the beginning of a third
+for line in lines[:4]:
+    outlet.put(line)
+assert outlet.flush()
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+outlet.put(lines[4])
+assert outlet.close()
+print(outlet.dropped)
+"""
+
+
+def test_a_disk_that_was_full_costs_the_lines_that_did_not_fit_and_spoils_no_other(tmp_path):
+    log = tmp_path / "log"
+    ran = subprocess.run([sys.executable, "-c", FULL_DISK, log], capture_output=True, timeout=30)
+    assert ran.stderr == b""
+    lines = log.read_bytes().splitlines()
+    assert lines == [b'{"line": 0}', b'{"line": 1}', b'{"li', b'{"line": 4}']
+    assert ran.stdout == b"2\n"
 
 
 def test_an_output_that_others_made_non_blocking_works(pipe, outlet):
