@@ -54,11 +54,13 @@ def _share(of: str) -> str:
 SERVICE: Final = (
     Alert(
         name="GatewayUnreachable",
-        expr='up{job="vllm-gateway"} == 0',
+        # Who scrapes it by another name, or finds no address of it, has no `up` that could be 0.
+        expr='up{job="vllm-gateway"} == 0 or absent(up{job="vllm-gateway"})',
         lasts="30s",
         severity="critical",
-        summary="Prometheus cannot scrape the gateway at {{ $labels.instance }}",
-        means="The gateway does not run, its admin listener cannot be reached, or it refuses the scrape's token.",
+        summary="Prometheus cannot scrape {{ with $labels.instance }}the gateway at {{ . }}{{ else }}any gateway{{ end }}",
+        means="The gateway does not run, its admin listener cannot be reached, or it refuses the scrape's token."
+        " Any gateway: no scrape has the job `vllm-gateway`, or its targets have no address.",
         look="`systemctl status vllm-gateway`, `journalctl -u vllm-gateway -n 50`; exit code 3 means that the"
         " settings cannot be used. `curl -i http://ADMIN/metrics` tells a 401 from no answer.",
         act="Settings: `vllm-gateway check FILE` names every mistake. Token: give Prometheus a key of kind `metrics`.",

@@ -183,6 +183,11 @@ FIRING = {name: len(fires) for name, (fires, _) in JUDGED.items()} | {
     "ConfigurationsDiffer": 2,
     "PoolDown": 2,
 }
+# Series beside those of `CASES` that fire an alert, and how many.
+ALSO_FIRES = (
+    # No gateway is scraped by that name: the scrape has another one, or no address was found for the Service.
+    ("GatewayUnreachable", {'up{job="other",instance="g:9090"}': "1x400"}, 1),
+)
 
 
 def length(values):
@@ -227,6 +232,7 @@ def test_alerts_fire_on_what_they_are_for_and_not_on_what_is_in_order(tmp_path):
         for series, firing in ((fires, FIRING.get(name, 1)), (quiet, 0))
     ]
     tests += [asked(name, series, 1) for name, series in CHANGING.items()]
+    tests += [asked(*each) for each in ALSO_FIRES]
     # JSON is YAML.
     (tmp_path / "alerts.test.yaml").write_text(
         json.dumps(
