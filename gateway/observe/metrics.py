@@ -33,7 +33,7 @@ from gateway.observe.instrument import Kind
 from gateway.observe.instruments import INSTRUMENTS, OTHER, UNKNOWN
 from gateway.observe.readings import Readings
 from gateway.observe.scraped import KEPT_BY_OTHERS, read_gauges
-from gateway.observe.waits import waits_of
+from gateway.observe.waits import failed_elsewhere, resumes_of, waits_of
 
 # Beyond this many (pool, model) pairs new ones share one series: adapters may come and go for ever.
 MAX_NAMES: Final = 1000
@@ -115,7 +115,7 @@ class Metrics(Collector):
                         sums.token_gaps.append(gap_s)
             if (
                 sums.rare or record.queue_s or record.client_retry or record.unknown_fields
-                or record.fallback is not None or record.resumed
+                or record.fallback is not None or record.resumed or record.failed
             ):  # fmt: skip
                 self._count_rare(record, sums)
             if sums.requests >= _SUMMED:
@@ -134,13 +134,12 @@ class Metrics(Collector):
         if record.client_retry:
             self._values[table.CLIENT_RETRIES.name][(pool,)] += 1
         if record.unknown_fields:
-            labels = (pool, *sums.endpoint)
-            self._values[table.UNKNOWN_FIELDS.name][labels] += record.unknown_fields
-        if record.resumed:
-            failed = record.resumed - record.moved
-            for cause, times in (("failure", failed), ("drain", record.moved)):
-                if times:
-                    self._values[table.RESUMED.name][pool, cause] += times
+            self._values[table.UNKNOWN_FIELDS.name][pool, *sums.endpoint] += record.unknown_fields
+        for cause, times in resumes_of(record):
+            self._values[table.RESUMED.name][pool, cause] += times
+        for elsewhere in failed_elsewhere(record):
+            sums.attempts -= 1
+            self._attempts[(elsewhere,)] += 1
         if (fallback := record.fallback) is not None:
             self._values[table.FALLBACKS.name][fallback.pool, pool, fallback.cause.value] += 1
 

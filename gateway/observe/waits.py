@@ -1,4 +1,4 @@
-"""Where and when a request waited for a place at a backend: metrics and traces tell it alike. Pure."""
+"""In which queues a request waited, where it was tried, and how often it was resumed: for metrics and traces. Pure."""
 
 from __future__ import annotations
 
@@ -19,3 +19,18 @@ def waits_of(record: RequestRecord) -> Iterator[Waited]:
     for each in record.waits:
         if each.ended_at - each.began_at >= _LEAST_S and each not in in_own[-1:]:
             yield each
+
+
+def failed_elsewhere(record: RequestRecord) -> Iterator[str]:
+    """Yield the pool of each attempt that failed in another pool than the one that answered, or was asked last."""
+    for each in record.failed:
+        pool, _, _ = each.backend_id.rpartition("/")
+        if pool != record.pool:
+            yield pool
+
+
+def resumes_of(record: RequestRecord) -> Iterator[tuple[str, int]]:
+    """Yield how often another backend went on with its stream, by the cause: a closed word."""
+    for cause, times in (("failure", record.resumed - record.moved), ("drain", record.moved)):
+        if times:
+            yield cause, times

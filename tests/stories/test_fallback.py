@@ -104,6 +104,9 @@ async def test_attempts_in_the_own_pool_take_none_from_the_other():
         assert reply.headers["x-gateway-attempts"] == "5"  # in all
         (line,) = world.access_lines()
         assert line["attempts"] == 5
+        told = await world.metrics()
+        assert 'gateway_upstream_attempts_total{pool="big"} 3.0' in told
+        assert 'gateway_upstream_attempts_total{pool="small"} 2.0' in told
 
 
 @story
@@ -117,6 +120,10 @@ async def test_in_the_other_pool_three_attempts_are_made_at_most_too():
         reply = await world.chat(model="big", max_tokens=1)
         assert reply.status_code == 502, reply.text
         assert reply.headers["x-gateway-attempts"] == "4"
+        told = await world.metrics()
+        assert 'gateway_requests_total{code="502",endpoint="chat",model="big",outcome="backend_error",pool="big"} 1.0' in told  # fmt: skip
+        assert 'gateway_upstream_attempts_total{pool="big"} 1.0' in told
+        assert 'gateway_upstream_attempts_total{pool="small"} 3.0' in told
 
 
 @story
