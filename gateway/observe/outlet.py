@@ -7,10 +7,14 @@ counted.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import select
+import stat
 import threading
 from collections import deque
+from collections.abc import Iterator
 from typing import Final
 
 MAX_LINES: Final = 20_000  # about 10 MB of access log, or a second of it at full load
@@ -33,6 +37,7 @@ class Outlet:
         self._lines: deque[tuple[bytes, int] | threading.Event | None] = deque()
         self._waiting = 0  # lines
         self._torn = False  # the last line that was written has no end
+        self._mixes = _mixes(fd)
         self._counting = threading.Lock()  # held to count, and for nothing that takes time
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._write_all, name="log writer", daemon=True)
@@ -96,12 +101,32 @@ class Outlet:
         if batch:
             with self._counting:
                 self._waiting -= count
-            lost = self._write(b"".join(batch))
+            with self._alone():
+                lost = self._write(b"".join(batch))
             if lost:
                 self.dropped += min(count, lost.count(b"\n"))
         if isinstance(mark, threading.Event):
             mark.set()
         return mark is not None
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Have no other process write here meanwhile: a pipe mixes what is written at the same time.
+
+        Workers share an output, and so do the gateways before and after an upgrade. The system ends the lock of
+        a process that dies.
+        """
+        held = False
+        if self._mixes:
+            with contextlib.suppress(OSError):
+                fcntl.lockf(self._fd, fcntl.LOCK_EX)
+                held = True
+        try:
+            yield
+        finally:
+            if held:
+                with contextlib.suppress(OSError):
+                    fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
     def _write(self, data: bytes) -> bytes:
         """Write some lines; return what could not be written."""
@@ -118,3 +143,12 @@ class Outlet:
         if written := len(data) - len(view):
             self._torn = data[written - 1 : written] != b"\n"
         return bytes(view)
+
+
+def _mixes(fd: int) -> bool:
+    """Whether what several processes write there at the same time may be mixed: in a file it is not."""
+    try:
+        mode = os.fstat(fd).st_mode
+    except OSError:  # it is closed
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)

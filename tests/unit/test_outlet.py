@@ -1,7 +1,9 @@
+import json
 import os
 import subprocess
 import sys
 import threading
+from socket import socketpair
 
 import pytest
 
@@ -97,6 +99,43 @@ def test_a_disk_that_was_full_costs_the_lines_that_did_not_fit_and_spoils_no_oth
     lines = log.read_bytes().splitlines()
     assert lines == [b'{"line": 0}', b'{"line": 1}', b'{"li', b'{"line": 4}']
     assert ran.stdout == b"2\n"
+
+
+WORKER = """
+import sys
+from gateway.observe.outlet import Outlet
+outlet = Outlet()
+line = b'{"worker": %b, "pad": "%b"}\\n' % (sys.argv[1].encode(), b"x" * 400)
+for _ in range(8):
+    outlet.put(line * 500, 500)
+    outlet.wake()
+assert outlet.close(60)
+"""
+
+
+@pytest.mark.parametrize("connected", [os.pipe, lambda: [each.detach() for each in socketpair()]])
+def test_lines_of_several_processes_that_share_an_output_stay_whole(connected):
+    """Workers do, and for a while the gateway before and after an upgrade."""
+    reader, writer = connected()
+    workers = [
+        subprocess.Popen([sys.executable, "-c", WORKER, str(number)], stdout=writer)
+        for number in range(3)
+    ]
+    os.close(writer)
+    with os.fdopen(reader, "rb") as told:
+        lines = [json.loads(line)["worker"] for line in told]
+    assert [each.wait() for each in workers] == [0, 0, 0]
+    assert sorted(lines) == [0] * 4000 + [1] * 4000 + [2] * 4000
+
+
+def test_an_output_that_is_closed_costs_lines_and_nothing_else():
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.close(writer)
+    outlet = Outlet(writer)
+    outlet.put(b"a\n")
+    assert outlet.close()
+    assert outlet.dropped == 1
 
 
 def test_an_output_that_others_made_non_blocking_works(pipe, outlet):
