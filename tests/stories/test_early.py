@@ -63,6 +63,19 @@ async def test_each_early_refusal_is_counted_logged_and_explained():
 
 
 @story
+async def test_of_routes_that_are_no_inference_only_a_refusal_has_a_line_and_counts():
+    """The reference of log lines says so."""
+    async with gateway(FAST, access=True) as world:
+        for path in ("/v1/models", "/v1/key", "/livez", "/readyz"):
+            assert (await world.http.get(path)).status_code == 200
+        wrong = {"authorization": "Bearer x"}
+        assert (await world.http.get("/v1/models", headers=wrong)).status_code == 401
+        (line,) = world.access_lines()
+        assert (line["endpoint"], line["outcome"]) == ("_unknown", "unauthenticated")
+        assert (await world.metrics()).count("\ngateway_requests_total{") == 1
+
+
+@story
 async def test_what_a_caller_did_wrong_is_explained_too():
     async with gateway(FAST) as world:
         bad = (
