@@ -120,11 +120,7 @@ Places = Mapping[str, tuple[int, int]]  # where values of an object stand in its
 
 
 class Call(msgspec.Struct, frozen=True):
-    """What is asked: the few fields of a request body that the gateway looks at, and the body itself.
-
-    `text_bytes` is an upper bound of the UTF-8 length of all text of the longest prompt, `None` when it
-    has parts whose tokens the body's size does not bound (images, audio, embeddings).
-    """
+    """What is asked: the few fields of a request body that the gateway looks at, and the body itself."""
 
     endpoint: Endpoint
     dialect: Dialect
@@ -137,6 +133,8 @@ class Call(msgspec.Struct, frozen=True):
     sequences: int = 1  # that it becomes in an engine: one for each choice, prompt and document
     longest_ratio: float = 1.0  # of several prompts: the longest's share of all their text
     wants_usage: bool = False
+    # At most so many bytes of UTF-8 has the text of the longest prompt. None: it has parts whose tokens no size
+    # of a body bounds (images, audio, embeddings).
     text_bytes: int | None = None
     likely_bytes: int | None = None  # of text with as many tokens; None: all of `text_bytes`
     prompt_token_ids: int | None = None  # exact prompt length when the prompt is token ids
