@@ -7,7 +7,7 @@ from typing import Final
 
 from gateway.sim.ask import Ask
 from gateway.sim.sequence import CacheUse
-from gateway.sim.text import TOKEN_BYTES, detokenize, reply_seed, reply_words, tokenize
+from gateway.sim.text import END, TOKEN_BYTES, detokenize, reply_seed, reply_words, tokenize
 
 _ARGUMENT_WORDS: Final = 3
 _MARK: Final = "<c>"  # a parser hides it
@@ -101,6 +101,8 @@ def _plan_choice(
     ends = natural is not None and natural <= ask.max_tokens
     length = natural if natural is not None and ends else ask.max_tokens
     finish = "stop" if ends else "length"
+    if not length:  # the model ends at once, with a token that shows nothing
+        return Plan(index, prompt, ("",), (END,), finish)
     pieces = reply_words(seed, length)
     tokens = tuple(tokenize("".join(pieces)))
     return _stop_early(Plan(index, prompt, pieces, tokens, finish), ask.stop)

@@ -108,6 +108,26 @@ def test_it_may_be_cut_anywhere(path, cut):
     check()
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_one_that_is_cut_behind_its_last_text_comes_to_its_end(path):
+    """Nobody has told that it was the last one: the other backend finds that its model writes no more."""
+
+    @story
+    async def check():
+        async with gateway(SIM, SIM, access=True) as world:
+            more = {"messages": [{"role": "user", "content": "say [[sim:tokens=5]]"}]}
+            more = more if path == MESSAGES else {"input": "say [[sim:tokens=5]]"}
+            whole = await read(world, path, **more)
+            told = await read(world, path, "clean_end_without_done:5", **more)
+            assert [each["type"] for each in told] == [each["type"] for each in whole]
+            assert [each.get("delta") for each in told] == [each.get("delta") for each in whole]
+            await world.settled()
+            lines = world.access_lines()
+            assert [(each["outcome"], each["resumed"]) for each in lines] == [("ok", 0), ("ok", 1)]
+
+    check()
+
+
 def test_it_may_be_cut_before_the_engine_said_anything():
     @story
     async def check():

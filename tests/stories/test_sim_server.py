@@ -193,6 +193,20 @@ async def test_a_prompt_sets_its_own_length_and_pace(sim, http):
         assert body["choices"][0]["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@story
+async def test_a_reply_without_text_is_the_token_that_ends_it(sim, http, stream):
+    body = ask("[[sim:tokens=0]]", stream=stream, stream_options={"include_usage": True})
+    if not stream:
+        del body["stream_options"]
+    reply = await http.post(CHAT, json=body)
+    told = [json.loads(reply.text)] if not stream else data_of(reply.text)[:-1]
+    assert told[-1]["usage"]["completion_tokens"] == 1
+    (ended,) = [one for each in told for one in each["choices"] if one["finish_reason"]]
+    assert ended["finish_reason"] == "stop"
+    assert (ended.get("message") or ended["delta"])["content"] == ""
+
+
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
 
