@@ -34,7 +34,7 @@ from gateway.cli.plan import plan
 from gateway.cli.policy import config_policy
 from gateway.cli.quarantine import quarantine_app
 from gateway.cli.settings import DEFAULT_FILE, ConfigFile, usable
-from gateway.cli.streams import open_closed, replace_unwritable
+from gateway.cli.streams import make_ready
 from gateway.cli.top import top
 from gateway.cli.verbs import group
 
@@ -54,8 +54,7 @@ _command_of = functools.cache(typer.main.get_command)  # reads all verbs: a tent
 
 def main() -> None:
     """Run the command line and exit with the code of `Exit`."""
-    open_closed()
-    replace_unwritable()
+    make_ready()
     debug = "-vv" in sys.argv or bool(os.environ.get("GATEWAY_DEBUG"))
     try:
         words = [word for word in sys.argv[1:] if word != "-vv"]

@@ -1,10 +1,21 @@
-"""Standard streams as they are at the start: closed by a supervisor, or for few characters only."""
+"""What a process finds at its start: streams that are closed or take few characters, and signals that nobody heeds."""
 
 from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
+
+
+def make_ready() -> None:
+    """Make of what is there what the program expects. Before anything else."""
+    open_closed()
+    replace_unwritable()
+    if os.getpid() == 1:
+        # Of a container's first process Linux drops a signal that it has not asked for. One that still starts
+        # would start, and run until it is killed.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def open_closed() -> None:
