@@ -68,7 +68,13 @@ def reference() -> str:
         if each.buckets:
             bounds = " ".join(f"{bound:g}" for bound in each.buckets)
             lines.append(f"- `{each.name}`: {bounds}")
-    lines += ["", "## The process", "", "From prometheus_client, on Linux:", ""]
+    lines += [
+        "",
+        "## The process",
+        "",
+        "From prometheus_client, on Linux. With `workers` they are those of worker 1:",
+        "",
+    ]
     lines += [f"- `{name}`" for name in PROCESS_METRICS]
     return "\n".join(lines) + "\n"
 
