@@ -101,8 +101,10 @@ class Scene:
             each.process.kill()
             each.process.wait()
         for record in (self.folder / "state" / "run").glob("*.json"):
+            pid = json.loads(record.read_text())["pid"]
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(json.loads(record.read_text())["pid"], signal.SIGKILL)
+                if pid:  # 0 as long as a start has no process: it would stand for our own group
+                    os.killpg(pid, signal.SIGKILL)
 
 
 def until(condition, seconds=40.0):
