@@ -101,7 +101,7 @@ class Served:
 
     async def serves(self) -> None:
         """Wait until the gateway says that it is ready."""
-        async with asyncio.timeout(30), loopback.client() as http:
+        async with asyncio.timeout(60), loopback.client() as http:
             while True:
                 with contextlib.suppress(httpx2.HTTPError):
                     if (await http.get(self.admin_url + "/readyz")).status_code == 200:
