@@ -34,8 +34,16 @@ async def test_one_of_two_gateways_gives_the_verdict_over_what_both_saw():
             await one.until(lambda: any(each.process.rollouts.judges for each in both), 20)
             numbers = itertools.count()
             for each in both:  # one alone does not see enough
+                served = ""
                 while canary(each).own.trial.requests < 15:
-                    await each.chat(f"conversation {next(numbers)}", max_tokens=1)
+                    text = f"conversation {next(numbers)}"
+                    if (await each.chat(text, max_tokens=1)).status_code == 200:
+                        served = text
+                    each.process.ledger.post()
+                while (
+                    canary(each).own.stable.requests < 15
+                ):  # as chance would have it, fewer went there
+                    await each.chat(served, max_tokens=1)
                     each.process.ledger.post()
             await one.until(lambda: all(canary(each).carried_out for each in both), 20)
             assert {canary(each).finding.value for each in both} == {"worse"}
