@@ -133,9 +133,7 @@ class Call(msgspec.Struct, frozen=True):
     sequences: int = 1  # that it becomes in an engine: one for each choice, prompt and document
     longest_ratio: float = 1.0  # of several prompts: the longest's share of all their text
     wants_usage: bool = False
-    # At most so many bytes of UTF-8 has the text of the longest prompt. None: it has parts whose tokens no size
-    # of a body bounds (images, audio, embeddings).
-    text_bytes: int | None = None
+    text_bytes: int | None = None  # UTF-8 of the longest prompt at most; None: unbounded (images)
     likely_bytes: int | None = None  # of text with as many tokens; None: all of `text_bytes`
     prompt_token_ids: int | None = None  # exact prompt length when the prompt is token ids
     truncates_prompt: bool = False  # truncate_prompt_tokens is set: the engine cuts, not we
@@ -164,6 +162,8 @@ class Route:
     adapter: str | None = None  # set when the name is a LoRA adapter
     window_tokens: int | None = None  # the smallest of the backends' and the pool's `max_context`
     engine_tokens: int | None = None  # the smallest of the backends'
+    widest_tokens: int | None = None  # the largest of the backends', within `max_context`
+    widest_engine_tokens: int | None = None  # the largest of the backends'
     tenants_apart: bool = False  # each tenant has a prefix cache of its own
     trial: Trial | None = None  # a revision is on trial
     shadow: Shadow | None = None  # another pool gets copies

@@ -9,7 +9,9 @@ Bytes can prove that a prompt fits, since no tokenizer makes more tokens than th
 cannot prove that it does not: a body may hold what never reaches the prompt, and a chat template
 may leave out what does (Qwen3 drops earlier reasoning, Llama 3 trims). So only a count refuses.
 
-The window is the route's, or the caller's `max_context_tokens` where that is smaller. One that is
+The window is the route's, or the caller's `max_context_tokens` where that is smaller. What is known to be
+too long for the smallest window of a pool's backends is judged by the largest: the choice of a backend then
+passes over those that it does not fit. One that is
 smaller than the engine's own (a pool's `max_context`, a key's) is held by nobody else: then an
 output that is not stated gets what the window leaves, a prompt that the engine would cut is checked
 as any other, and one that nobody could count is refused unless its size shows that it fits: only for
@@ -18,6 +20,7 @@ now (503), if who can count was silent.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final, NoReturn
 
 from gateway.config.models import OverflowPolicy
@@ -66,6 +69,13 @@ def bound(
         RequestError: more output is asked for than the caller may have (400).
         ContextLengthExceeded: a prompt given as token ids is too long whatever the output (400).
     """
+    try:
+        return _bound(call, route, caller, policy)
+    except ContextLengthExceeded:
+        return _bound(call, _widest(route), caller, policy)
+
+
+def _bound(call: Call, route: Route, caller: Caller, policy: OverflowPolicy) -> Demand | None:
     window = window_of(route, caller)
     if window is None or _is_engines(call, window, route):
         return _unchecked(call, window, caller, policy)
@@ -98,6 +108,15 @@ def settle(
         RequestError: more output is asked for than the caller may have (400).
         ContextLengthExceeded: it does not fit, or the policy does not let its output shrink (400).
     """
+    try:
+        return _settle(call, prompt_tokens, route, caller, policy)
+    except ContextLengthExceeded:
+        return _settle(call, prompt_tokens, _widest(route), caller, policy)
+
+
+def _settle(
+    call: Call, prompt_tokens: int, route: Route, caller: Caller, policy: OverflowPolicy
+) -> Demand:
     window = window_of(route, caller)
     output = _output_tokens(call, caller, policy)
     differs = call.truncates_prompt or call.endpoint in _IN_CHUNKS  # from what the engine will read
@@ -172,6 +191,17 @@ def window_of(route: Route, caller: Caller) -> int | None:
     if window is None or own is None:
         return own if window is None else window
     return min(window, own)
+
+
+def widest_of(route: Route, caller: Caller) -> int | None:
+    """Return the most tokens that any of the backends takes of a caller; None while none is known."""
+    return window_of(_widest(route), caller)
+
+
+def _widest(route: Route) -> Route:
+    """Return a route as it is without the backends of smaller windows."""
+    window, engine = route.widest_tokens, route.widest_engine_tokens
+    return replace(route, window_tokens=window, engine_tokens=engine)
 
 
 def is_engines_own(route: Route, caller: Caller) -> bool:

@@ -113,7 +113,7 @@ class PromptCounters:
     async def _count(self, chat: Call, route: Route, backends: Sequence[Backend]) -> int | None:
         local = self._local.get(route.pool)
         if local is not None:
-            tokens = await local.count(chat, route.served_model, window_tokens=route.window_tokens)
+            tokens = await local.count(chat, route.served_model, window_tokens=route.widest_tokens)
             if tokens is not None:
                 return tokens
         able, until = _able(backends, route)[:_MOST_ASKED], time.monotonic() + self._deadline_s

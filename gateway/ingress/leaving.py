@@ -92,7 +92,7 @@ class Leaving:
             exact=False,
             max_new_tokens=None if limit is None else max(1, limit - said),
         )
-        need = self._gate.needs.of(ask.call, demand, ask.caller, ask.route.window_tokens)
+        need = self._gate.needs.of(ask.call, demand, ask.caller, ask.route.widest_tokens)
         # It lives where it is: one whose window is smaller by now would refuse it, or end it sooner.
         tokens = demand.prompt_tokens if limit is not None else left.window_tokens or 0
         demand = structs.replace(

@@ -292,13 +292,13 @@ class Measuring:
 
     def _asks(self, ask: Ask, call: Call, demand: Demand) -> None:
         ask.call, ask.demand, ask.prefix = call, demand, None
-        ask.need = self.gate.needs.of(call, demand, ask.caller, ask.route.window_tokens)
+        ask.need = self.gate.needs.of(call, demand, ask.caller, ask.route.widest_tokens)
 
     def _note(
         self, record: RequestRecord, ask: Ask, demand: Demand, blocks: PromptBlocks | None = None
     ) -> None:
         record.demand = ask.demand = demand
-        window = ask.route.window_tokens
+        window = ask.route.widest_tokens
         record.need = ask.need = self.gate.needs.of(ask.call, demand, ask.caller, window)
         ask.asked_at = record.body_at or record.received_at
         ask.prefix = self.hasher.of(ask, self.table.backends(ask.route.pool))

@@ -28,7 +28,7 @@ from gateway.core.errors import (
     ModelNotFound,
 )
 from gateway.core.types import Caller, Phase
-from gateway.counting.context import window_of
+from gateway.counting.context import widest_of
 from gateway.ingress.handler import Handler
 from gateway.ingress.server import Ingress
 from gateway.ingress.unserved import Unserved
@@ -81,7 +81,7 @@ def public_app(
             name,
             parent=entry.parent,
             root=entry.route.served_model,
-            window_tokens=window_of(entry.route, asking),
+            window_tokens=widest_of(entry.route, asking),
             status=status(entry, table.backends(entry.route.pool)),
             created=handler.catalogs.first_seen(name),
         )

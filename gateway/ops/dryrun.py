@@ -146,7 +146,7 @@ async def _at_pool(run: DryRun, ask: Ask, wish: Wish, deciding: Deciding, book: 
         run["setting"] = _fitting(error, route, caller, book)
         return _refused(run, error)
     gate = deciding.gate
-    ask.need = gate.needs.of(call, ask.demand, caller, route.window_tokens)
+    ask.need = gate.needs.of(call, ask.demand, caller, route.widest_tokens)
     over = await deciding.limits(ask)
     if over is not None:
         run["output_tokens"] = ask.need.output_tokens
@@ -191,7 +191,7 @@ def _blank(wish: Wish, ask: Ask, moment: Moment) -> DryRun:
         priority=caller.priority,
         prompt_tokens=wish.prompt_tokens,
         output_tokens=None,
-        window_tokens=route.window_tokens,
+        window_tokens=route.widest_tokens,
         backend=None,
         position=None,
         eta_s=None,
@@ -218,7 +218,7 @@ def _refused(run: DryRun, error: GatewayError) -> DryRun:
 
 def _fitting(error: RequestError, route: Route, caller: Caller, book: Book) -> SettingTold | None:
     """Return the setting that bounds a request which does not fit: its key's, or the pool's."""
-    own, window = caller.max_context_tokens, route.window_tokens
+    own, window = caller.max_context_tokens, route.widest_tokens
     by_key = own is not None and (window is None or own < window)
     if by_key or error.code != "context_length_exceeded":
         return book.told(("keys", "file"))

@@ -270,7 +270,7 @@ def pool_overviews(facts: Facts, moment: Moment) -> list[PoolOverview]:
                     [each["state"] for each in backends],
                     saturated=[each["saturated"] for each in backends],
                 ),
-                window_tokens=entry.route.window_tokens,
+                window_tokens=entry.route.widest_tokens,
                 adapters=sorted(adapters.get(name, ())),
                 endpoints=sorted(each.value for each in endpoints) if endpoints else None,
                 queue=QueueOverview(

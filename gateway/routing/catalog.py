@@ -226,16 +226,19 @@ def _adapters(pool: str, config: PoolConfig, table: PoolTable) -> dict[str, Entr
 def _route(
     name: str, pool: str, adapter: str | None, config: PoolConfig, backends: Sequence[Backend]
 ) -> Route:
-    """Return where a name leads, with the smallest window any backend told, and with the cap on it."""
+    """Return where a name leads, with the windows that backends told, and with the cap on them."""
     told = [backend.window_tokens for backend in backends if backend.window_tokens is not None]
-    capped = told if config.max_context is None else [*told, config.max_context]
+    cap = [] if config.max_context is None else [config.max_context]
+    widest = [max(told)] if told else []
     return Route(
         name,
         pool,
         served_model=adapter or pool,
         adapter=adapter,
-        window_tokens=min(capped, default=None),
+        window_tokens=min([*told, *cap], default=None),
         engine_tokens=min(told, default=None),
+        widest_tokens=min([*widest, *cap], default=None),
+        widest_engine_tokens=max(told, default=None),
         tenants_apart=config.prefix_cache is PrefixCache.PER_TENANT,
         trial=config.canary.trial() if config.canary is not None else None,
         shadow=config.shadow.shadow() if config.shadow is not None else None,

@@ -138,7 +138,7 @@ def silence_of(patience: Patience, now: float, backend: Backend, ask: Ask) -> Si
     is_text = call.text_bytes is not None or call.prompt_token_ids
     searches = _BEAM_SEARCH in (call.fields or call.places or ())  # an ordinary body has neither
     if call.endpoint in _ONLY_ENGINE and is_text and not searches:
-        most, pulse = ask.demand.max_new_tokens or ask.route.window_tokens, backend.pulse
+        most, pulse = ask.demand.max_new_tokens or ask.route.widest_tokens, backend.pulse
         wrote = pulse.each_wrote_tokens
         return Silence(patience, now, backend.works, ask.need, pulse, most, now, wrote)
     return Silence(patience, now, backend.works, ask.need)

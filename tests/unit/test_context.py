@@ -1,6 +1,7 @@
 """The context check: what surely fits, what needs a count, what is refused in which words."""
 
 import json
+from functools import partial
 
 import pytest
 from msgspec import structs
@@ -34,7 +35,21 @@ def limited(**limits):
 
 def within(window, engine=None):
     """Return a route to a window that is the engine's own, or to a smaller one."""
-    return Route("m", "m", "m", window_tokens=window, engine_tokens=engine or window)
+    engine = engine or window
+    return windows(window, engine, window, engine)
+
+
+def windows(window, engine, widest, widest_engine):
+    """Return a route to backends of several windows."""
+    return Route(
+        "m",
+        "m",
+        "m",
+        window_tokens=window,
+        engine_tokens=engine,
+        widest_tokens=widest,
+        widest_engine_tokens=widest_engine,
+    )
 
 
 def parsed(path, **body):
@@ -252,9 +267,42 @@ def test_an_unstated_output_gets_half_of_a_cap_without_a_count():
 
 
 def test_a_window_that_no_backend_told_is_held_here():
-    route = Route("m", "m", "m", window_tokens=1000)
+    route = Route("m", "m", "m", window_tokens=1000, widest_tokens=1000)
     with pytest.raises(ContextLengthExceeded):
         unsettled(call(text_bytes=1000), route=route, caller=CALLER, policy=REJECT)
+
+
+# --- backends of several windows ------------------------------------------------------------------
+
+
+def test_what_is_too_long_for_the_smallest_window_is_judged_by_the_largest():
+    route = windows(1000, 1000, 4000, 4000)
+    asked = call(text_bytes=100_000, max_new_tokens=500)
+    assert bound(asked, route=route, caller=CALLER) is None
+    fits = partial(settle, asked, route=route, policy=REJECT)
+    assert fits(400, caller=CALLER) == Demand(400, True, 500)
+    assert fits(3500, caller=CALLER) == Demand(3500, True, 500)
+    with pytest.raises(ContextLengthExceeded, match="maximum context length is 4000 tokens"):
+        fits(3501, caller=CALLER)
+    with pytest.raises(ContextLengthExceeded, match="The limit of 2000 tokens is set for your"):
+        fits(1501, caller=limited(max_context_tokens=2000))
+    assert fits(1500, caller=limited(max_context_tokens=2000)) == Demand(1500, True, 500)
+
+
+def test_ids_that_are_too_many_for_the_smallest_window_are_judged_by_the_largest():
+    route = windows(1000, 1000, 4000, 4000)
+    asked = call(Endpoint.COMPLETIONS, prompt_token_ids=3000, max_new_tokens=10)
+    assert bound(asked, route=route, caller=CALLER) == Demand(3000, True, 10)
+    with pytest.raises(ContextLengthExceeded, match="4000"):
+        bound(structs.replace(asked, prompt_token_ids=4000), route=route, caller=CALLER)
+
+
+def test_the_largest_window_is_held_here_where_the_pool_caps_it():
+    route = windows(1000, 1000, 3000, 4000)
+    answer = settle(call(text_bytes=9000), 2000, route=route, caller=CALLER, policy=REJECT)
+    assert answer == Demand(
+        2000, True, 1000
+    )  # an output that is not stated has what the cap leaves
 
 
 # --- the caller's own limits ----------------------------------------------------------------------

@@ -1,0 +1,74 @@
+"""A pool whose backends have several windows: what the smallest does not take goes to those that do."""
+
+from dataclasses import replace
+
+import pytest
+
+from gateway.sim.server import SimConfig
+from tests.stories.support import gateway, story
+
+SMALL = SimConfig(model="m", speed=0, max_model_len=512)
+LARGE = replace(SMALL, max_model_len=4096)
+LONG = "word " * 1500  # about 1,876 tokens
+TOO_LONG = "word " * 4000
+
+
+def chats(sim):
+    return [each for each in sim.requests if each.path.endswith(("completions", "messages"))]
+
+
+def user(text):
+    return {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 5}
+
+
+async def ask(world, body, path="/v1/chat/completions"):
+    return await world.http.post(path, json=body)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", user(LONG)),
+        ("/v1/messages", user(LONG)),
+        ("/v1/completions", {"model": "m", "prompt": [7] * 1800, "max_tokens": 5}),
+    ],
+)
+@story
+async def test_a_prompt_too_long_for_one_goes_to_those_whose_window_it_fits(path, body):
+    async with gateway(SMALL, LARGE, SMALL) as world:
+        for _ in range(6):
+            reply = await ask(world, body, path)
+            assert reply.status_code == 200, reply.text
+        assert [len(chats(sim)) for sim in world.sims] == [0, 6, 0]
+
+
+@story
+async def test_a_short_prompt_goes_to_any_of_them():
+    async with gateway(SMALL, LARGE) as world:
+        for number in range(30):
+            assert (await ask(world, user(f"hello {number}"))).status_code == 200
+        assert all(chats(sim) for sim in world.sims)
+
+
+@story
+async def test_what_fits_none_of_them_is_refused_with_the_largest_window():
+    async with gateway(SMALL, LARGE) as world:
+        reply = await ask(world, user(TOO_LONG))
+        assert reply.status_code == 400
+        assert "maximum context length is 4096 tokens" in reply.json()["error"]["message"]
+        assert [chats(sim) for sim in world.sims] == [[], []]
+        told = (await world.http.get("/v1/models")).json()["data"][0]
+        assert told["max_model_len"] == 4096
+
+
+@story
+async def test_while_those_that_it_fits_are_away_it_is_refused_for_now_and_not_for_good():
+    async with gateway(SMALL, LARGE) as world:
+        await world.sims[1].stop()
+        await world.until(lambda: world.process.table.get("m/b2").phase.value == "down")
+        reply = await ask(world, user(LONG))
+        assert reply.status_code == 503, reply.text
+        assert (await ask(world, user("hello"))).status_code == 200
+        await world.sims[1].start()
+        await world.until(lambda: world.process.table.get("m/b2").phase.value == "ready")
+        assert (await ask(world, user(LONG))).status_code == 200
