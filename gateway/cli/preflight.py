@@ -214,21 +214,21 @@ def _windows(name: str, pool: PoolConfig, reached: list[_Visit]) -> Iterator[Rem
     }
     if not windows:
         return
-    smallest = min(windows, key=lambda backend: windows[backend])
+    largest = max(windows, key=lambda backend: windows[backend])
     if len(set(windows.values())) > 1:
         each = ", ".join(f"{backend} {window}" for backend, window in windows.items())
         yield Remark(
             ("pools", name, "backends"),
             "context-mismatch",
             f"the context windows of `{name}` differ: {each}",
-            f"the whole pool is limited to {windows[smallest]} tokens",
+            f"what needs more than {min(windows.values())} tokens goes to the larger ones alone",
             Severity.WARNING,
         )
-    if pool.max_context is not None and pool.max_context > windows[smallest]:
+    if pool.max_context is not None and pool.max_context > windows[largest]:
         yield Remark(
             ("pools", name, "max_context"),
             "context-mismatch",
-            f"max_context {pool.max_context} is more than {smallest} reports ({windows[smallest]})",
-            f"requests above {windows[smallest]} tokens are refused; use `auto`",
+            f"max_context {pool.max_context} is more than {largest} reports ({windows[largest]})",
+            f"requests above {windows[largest]} tokens are refused; use `auto`",
             Severity.WARNING,
         )

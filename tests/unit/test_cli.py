@@ -1206,6 +1206,8 @@ def test_probing_names_a_refused_key_and_models_that_differ(run, tmp_path):
             sim.terminate()
     assert code == 3
     told = {each["code"]: each["message"] for each in json.loads(out)}
+    hints = {each["code"]: each["hint"] for each in json.loads(out)}
+    assert "needs more than 4096 tokens" in hints["context-mismatch"]
     assert "b1 serves `m`, b2 serves `other`" in told["model-mismatch"]
     assert "b1 4096, b2 8192" in told["context-mismatch"]
     assert "/v1/models: it rejects the gateway's key; set api_key" in told["backend-unreachable"]
