@@ -81,7 +81,7 @@ e2e-vllm: setup        ## the tests that need a real vLLM: one process, for two 
 	$(BIN)/pytest -m 'e2e and vllm' --durations 15 tests/e2e
 
 e2e-others: setup      ## all others of e2e
-	$(BIN)/pytest -m 'e2e and not vllm' --durations 15 tests/e2e $(foreach each,$(wildcard tests/e2e/*_redis.py),--ignore $(each))
+	$(BIN)/pytest -m 'e2e and not vllm' -n 2 --dist loadfile --durations 15 tests/e2e $(foreach each,$(wildcard tests/e2e/*_redis.py),--ignore $(each))
 
 clients: setup         ## the clients that people have, unmodified; installs them first
 	bash tests/e2e/clients/install.sh $(CACHE)
