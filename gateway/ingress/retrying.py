@@ -280,7 +280,7 @@ class Retrying:
         self._budget.end(down)
 
     def passed_on(self, record: RequestRecord) -> int:
-        """Keep the last attempt, if its engine refused what another pool is asked for; return how many there were."""
+        """Keep an attempt that was refused before another pool is asked; return how many attempts there were."""
         if record.fallback is not None and record.attempts > len(record.failed):
             self._keep(record, record.backend_id or "", Ending.REFUSED, self._clock.now())
         return record.attempts

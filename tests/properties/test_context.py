@@ -27,15 +27,7 @@ policies = st.sampled_from(OverflowPolicy)
 def routes(draw):
     engine, cap = draw(limits), draw(limits)
     window = min((each for each in (engine, cap) if each), default=None)
-    return Route(
-        "m",
-        "m",
-        "m",
-        window_tokens=window,
-        engine_tokens=engine,
-        widest_tokens=window,
-        widest_engine_tokens=engine,
-    )
+    return Route("m", "m", "m", None, window, engine, window, engine)
 
 
 @st.composite

@@ -1,9 +1,11 @@
 """A pool whose backends have several windows: what the smallest does not take goes to those that do."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
+from gateway.core.aio import start
 from gateway.sim.server import SimConfig
 from tests.stories.support import gateway, story
 
@@ -72,3 +74,33 @@ async def test_while_those_that_it_fits_are_away_it_is_refused_for_now_and_not_f
         await world.sims[1].start()
         await world.until(lambda: world.process.table.get("m/b2").phase.value == "ready")
         assert (await ask(world, user(LONG))).status_code == 200
+
+
+@story
+async def test_the_room_that_a_long_prompt_needs_is_that_of_all_its_output():
+    backends = [{"url": f"<{place}>", "max_in_flight": 1} for place in range(2)]
+    async with gateway(
+        SMALL, LARGE, pools="pools: " + json.dumps({"m": {"backends": backends}})
+    ) as world:
+        world.sims[1].inject("frozen")
+        tasks = [start(ask(world, user(LONG)), name="asks") for _ in range(2)]
+        await world.until(lambda: world.process.handler.gate.queues()["m"].requests == 1)
+        *_, decision = world.process.handler.gate.decisions
+        assert (decision.need.prompt_tokens > 512, decision.need.output_tokens) == (True, 5)
+        world.sims[1].clear()
+        assert [(await each).status_code for each in tasks] == [200, 200]
+
+
+@story
+async def test_operators_are_told_of_the_largest_window_and_what_goes_where():
+    async with gateway(SMALL, LARGE) as world:
+        admin = world.admin_url + "/admin/v1/"
+        overview = (await world.http.get(admin + "overview")).json()
+        assert [pool["window_tokens"] for pool in overview["pools"]] == [4096]
+        run = (await world.http.get(admin + "route?model=m&tokens=2000&output=9")).json()
+        assert (run["verdict"], run["backend"], run["window_tokens"]) == ("now", "m/b2", 4096)
+        assert run["output_tokens"] == 9
+        said = {each["id"]: each["verdict"] for each in run["backends"]}
+        assert said == {"m/b1": "window_too_small", "m/b2": "room"}
+        run = (await world.http.get(admin + "route?model=m&tokens=5000")).json()
+        assert (run["verdict"], run["code"]) == ("refused", "context_length_exceeded")

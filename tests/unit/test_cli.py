@@ -1200,13 +1200,15 @@ def test_probing_names_a_refused_key_and_models_that_differ(run, tmp_path):
         ]
         urls = [sim.stderr.readline().split()[-1] for sim in sims]
         file = tmp_path / "gw.yaml"
-        file.write_text("pools:\n  m:\n    backends:\n" + "".join(f"    - {url}\n" for url in urls))
+        head = "pools:\n  m:\n    max_context: 6k\n    backends:\n"
+        file.write_text(head + "".join(f"    - {url}\n" for url in urls))
         code, out, _ = run("check", file, "--probe", "-o", "json")
         for sim in sims:
             sim.terminate()
     assert code == 3
     told = {each["code"]: each["message"] for each in json.loads(out)}
     hints = {each["code"]: each["hint"] for each in json.loads(out)}
+    assert len(told) == len(json.loads(out)), "one of them takes what `max_context` allows"
     assert "needs more than 4096 tokens" in hints["context-mismatch"]
     assert "b1 serves `m`, b2 serves `other`" in told["model-mismatch"]
     assert "b1 4096, b2 8192" in told["context-mismatch"]

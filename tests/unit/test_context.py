@@ -41,15 +41,7 @@ def within(window, engine=None):
 
 def windows(window, engine, widest, widest_engine):
     """Return a route to backends of several windows."""
-    return Route(
-        "m",
-        "m",
-        "m",
-        window_tokens=window,
-        engine_tokens=engine,
-        widest_tokens=widest,
-        widest_engine_tokens=widest_engine,
-    )
+    return Route("m", "m", "m", None, window, engine, widest, widest_engine)
 
 
 def parsed(path, **body):

@@ -9,11 +9,13 @@ import pytest
 from gateway.config.load import check_text
 from gateway.core.types import Route, ServedModel
 from gateway.counting.counters import PromptCounters
+from gateway.counting.tokens import SLICE_CHARS
 from gateway.pools.table import Backend
 from gateway.wire.calls import ENDPOINTS, parse_call
 from tests.unit.test_tokens import folder  # noqa: F401 - the fixture
 
 ASKED = 1000  # what a backend answers
+ROUTE = Route("m", "m", "m")
 
 
 class Told:
@@ -30,7 +32,7 @@ def launched(*command, port=8001, **args):
     return {"launch": {"command": list(map(str, command)), "port": port, "args": args}}
 
 
-def count(*backends, prompt="abc", **pool):
+def count(*backends, prompt="abc", route=ROUTE, **pool):
     text = json.dumps({"pools": {"m": {"backends": list(backends), **pool}}})
     loaded = check_text(text, folder=pathlib.Path("/"), env={}).loaded
     counters = PromptCounters(loaded.config.pools, lambda backend: Told(), deadline_s=20)
@@ -38,7 +40,7 @@ def count(*backends, prompt="abc", **pool):
         ENDPOINTS[b"/v1/completions"], json.dumps({"model": "m", "prompt": prompt}).encode()
     )
     backend = Backend("m", "b1", "http://127.0.0.1:8001")
-    return asyncio.run(counters.count(call, Route("m", "m", "m"), [backend]))
+    return asyncio.run(counters.count(call, route, [backend]))
 
 
 def test_a_launched_model_in_a_folder_is_counted_here(folder):  # noqa: F811
@@ -50,6 +52,11 @@ def test_a_launched_model_in_a_folder_is_counted_here(folder):  # noqa: F811
         assert count(backend) == 4
     other = {"url": "http://10.0.0.13:8000"}
     assert count(launched("vllm", "serve", folder), launched("vllm", "serve", folder, port=8002), other) == 4  # fmt: skip
+
+
+def test_a_prompt_that_fits_the_largest_window_is_counted_to_its_end(folder):  # noqa: F811
+    text, route = "a" * (SLICE_CHARS + 9), Route("m", "m", "m", None, 1000, 1000, 1 << 20, 1 << 20)
+    assert count(launched("vllm", "serve", folder), prompt=text, route=route) == len(text) + 1
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def silent(
     """Return the silence of a request that is sent now, at 100 s."""
     call = Call(endpoint, Dialect.CHAT, "m", stream, b"", limit, text_bytes=text_bytes, **more)
     demand = Demand(prompt, exact=True, max_new_tokens=limit)
-    route = Route("m", "m", "m", window_tokens=window, widest_tokens=window)
+    route = Route("m", "m", "m", widest_tokens=window)
     need = Need(prompt, 10, streams=stream, sequences=sequences)
     ask = Ask(route, call, demand, Caller("k", "n", "t", 0), need)
     backend = SimpleNamespace(works=lambda since, now: True, pulse=pulse)
