@@ -37,7 +37,8 @@ SILENT_S: Final = 30.0
 # nothing free for a connection.
 _MISCONFIGURED: Final = frozenset(
     {
-        *("ours", "dns", "tls", "unreachable", "garbage", "too_large"),
+        *("ours", "dns", "unreachable", "garbage", "too_large"),
+        *("tls", "tls_untrusted", "tls_expired", "tls_name"),
         *("http_401", "http_403", "http_404"),
     }
 )

@@ -58,7 +58,8 @@ _FAILING: Final = frozenset(each.value for each in Accused)
 # Why a check of its health or its model list fails (`watch.fetch.FetchError`); or its requests do.
 _UNREACHABLE: Final = frozenset(
     {
-        *("ours", "refused", "connect", "dns", "tls", "unreachable"),
+        *("ours", "refused", "connect", "dns", "unreachable"),
+        *("tls", "tls_untrusted", "tls_expired", "tls_name"),
         *("timeout", "reset", "garbage", "too_large"),
     }
 )

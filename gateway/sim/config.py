@@ -71,6 +71,8 @@ class SimConfig:
     host: str = "127.0.0.1"
     port: int = 0
     uds: str | None = None  # path of a UNIX socket to listen on, in place of host and port
+    ssl_certfile: str | None = None  # it speaks TLS; PEM, of vLLM's options of these names
+    ssl_keyfile: str | None = None
     api_key: str | None = None
     max_num_seqs: int = 64
     max_batched_tokens: int = 2048  # of one step; a longer prompt is read in chunks

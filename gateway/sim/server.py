@@ -30,7 +30,7 @@ from gateway.sim.faults import Fault
 from gateway.sim.frames import compact
 from gateway.sim.generate import EVENT_STREAM, GENERATING, JSON, generate
 from gateway.sim.http import Connection, Received, Reply
-from gateway.sim.listener import bind, leave
+from gateway.sim.listener import accept, bind, leave, tls_of
 from gateway.sim.metrics import CONTENT_TYPE, render_metrics
 from gateway.sim.state import SimState
 
@@ -61,6 +61,7 @@ class SimServer:
         self.requests: deque[Received] = deque(maxlen=_REMEMBERED)
         self.on_ended: Callable[[Received], None] = lambda request: None
         self.port = self.config.port
+        self._tls = tls_of(self.config)
         self.state: SimState
         self._first_faults = faults
         self._socket: socket.socket | None = None
@@ -73,7 +74,8 @@ class SimServer:
     def url(self) -> str:
         """Where it is, without a path."""
         config = self.config
-        return f"unix:{config.uds}" if config.uds else f"http://{config.host}:{self.port}"
+        scheme = "http" if self._tls is None else "https"
+        return f"unix:{config.uds}" if config.uds else f"{scheme}://{config.host}:{self.port}"
 
     @property
     def engine(self) -> Engine:
@@ -172,15 +174,9 @@ class SimServer:
 
     def _accept(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._socket is not None:
-            try:
-                sock, _ = self._socket.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                return
-            sock.setblocking(False)
-            if self.config.uds is None:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            task = loop.create_task(loop.connect_accepted_socket(self._connection, sock))
+        while self._socket is not None and (sock := accept(self._socket)) is not None:
+            accepted = loop.connect_accepted_socket(self._connection, sock, ssl=self._tls)
+            task = loop.create_task(accepted)
             self._accepting.add(task)
             task.add_done_callback(self._accepting.discard)
 

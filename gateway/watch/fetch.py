@@ -40,7 +40,8 @@ class FetchError(OSError):
     """There was no usable page.
 
     `reason` is ours (this machine had no port, descriptor or memory for a connection), refused, dns,
-    tls, unreachable, timeout, reset, too_large, garbage, or http_NNN for a status that is not 200.
+    tls, tls_untrusted, tls_expired, tls_name (its certificate: see `_certificate_reason`), unreachable,
+    timeout, reset, too_large, garbage, or http_NNN for a status that is not 200.
     """
 
     def __init__(self, reason: str) -> None:
@@ -194,7 +195,22 @@ def _connect_reason(cause: BaseException | None) -> str:
             return "refused"
         case socket.gaierror() | UnicodeError():
             return "dns"
+        case ssl.SSLCertVerificationError():
+            return _certificate_reason(cause.verify_code)
         case ssl.SSLError():
             return "tls"
         case _:
             return "unreachable"
+
+
+def _certificate_reason(code: int) -> str:
+    """Return the closed word for why a certificate is not accepted, by OpenSSL's number (x509_vfy.h)."""
+    match code:
+        case 9 | 10:  # not yet valid, has expired
+            return "tls_expired"
+        case 62 | 64:  # another host name, another IP address
+            return "tls_name"
+        case 18 | 19 | 20 | 21:  # its own authority, or one that is not trusted here
+            return "tls_untrusted"
+        case _:
+            return "tls"

@@ -190,7 +190,19 @@ def test_what_probes_and_progress_say_is_evidence_and_no_proof():
     assert "timeout" in silent.sign.evidence
 
 
-@pytest.mark.parametrize("reason", ["dns", "tls", "http_401", "models_http_404", "unreachable"])
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "dns",
+        "tls",
+        "tls_untrusted",
+        "tls_expired",
+        "tls_name",
+        "http_401",
+        "models_http_404",
+        "unreachable",
+    ],
+)
 def test_what_no_restart_cures_is_none(reason):
     assert seen_as(Phase.DOWN, reason) is None
 
