@@ -2,7 +2,7 @@
 
 What is stated twice counts once: changes of a start win over `args`, and those over `command`. The
 address is always ours: what listens there is what the gateway talks to, and vLLM without `--host`
-listens on every interface.
+listens on every interface. It is on this machine, and asked without TLS.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ HOST: Final = "127.0.0.1"
 # What the gateway asks again and again: a line for each would fill the log, and hide its causes.
 POLLED: Final = ("/health", "/metrics", "/v1/models", "/version", "/openapi.json")
 _QUIET: Final = "disable-access-log-for-endpoints"
+_TLS: Final = (
+    *("ssl-certfile", "ssl-keyfile", "ssl-ca-certs", "ssl-cert-reqs", "ssl-ciphers"),
+    "enable-ssl-refresh",
+)
 
 _SIZES: Final = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
 # Our own settings and secrets, and what a service manager tells the gateway alone.
@@ -35,8 +39,9 @@ def argv(launch: LaunchConfig, changes: Changes) -> list[str]:
     values, a mapping is JSON, and None takes the flag away, out of `command` too.
     `--tensor-parallel-size` follows from `gpus` where no parallel size is stated. `--port`, or
     `--uds` in its place, is always the configured one; `--host` is 127.0.0.1, or left out by
-    `host: null`, for programs that do not know it. `vllm serve` does not log what the gateway polls;
-    `disable-access-log-for-endpoints: null` leaves that flag out, for a vLLM that does not know it.
+    `host: null`, for programs that do not know it. vLLM's flags for TLS are left out. `vllm serve` does
+    not log what the gateway polls; `disable-access-log-for-endpoints: null` leaves that flag out, for a
+    vLLM that does not know it.
     """
     overlay = merged(launch.args, changes.args)
     if len(launch.gpus) > 1 and not any(size in stated(launch, changes) for size in _SIZES):
@@ -50,6 +55,7 @@ def argv(launch: LaunchConfig, changes: Changes) -> list[str]:
         overlay |= {"host": None, "port": None, "uds": str(launch.socket)}
     else:
         overlay |= {"host": HOST if wanted else None, "port": launch.port, "uds": None}
+    overlay |= dict.fromkeys(_TLS)
     words = list(without(launch.command, overlay))
     for name, value in overlay.items():
         words += _written(name, value)

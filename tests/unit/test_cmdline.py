@@ -170,6 +170,20 @@ def test_one_gpu_needs_no_size(gpus):
     assert flags(launch(gpus=gpus)) == SERVE
 
 
+def test_it_is_asked_without_tls_so_it_is_started_without():
+    command = [
+        *SERVE,
+        "--ssl-certfile",
+        "c.pem",
+        "--ssl_keyfile=k.pem",
+        "--enable-ssl-refresh",
+        "--seed",
+        "1",
+    ]
+    more = {"ssl_certfile": "c.pem", "ssl-cert-reqs": 2}
+    assert flags(launch(*command, args=more)) == [*SERVE, "--seed", "1"]
+
+
 def test_the_address_is_always_ours():
     config = launch(
         *[*SERVE, "--host", "0.0.0.0", "--port=1"], args={"port": 2, "host": "10.0.0.1"}
