@@ -29,7 +29,7 @@ from gateway.heal.supervisor import Supervisor
 from gateway.ingress.handler import Handler
 from gateway.ingress.routes import Readiness
 from gateway.ingress.server import Ingress
-from gateway.ingress.settings import Settings, settings_for
+from gateway.ingress.settings import Settings, change_ingresses, settings_for
 from gateway.ingress.tracing import Tracing
 from gateway.launch import proc
 from gateway.launch.disk import DiskSpace
@@ -330,8 +330,7 @@ def _swap(process: Process, loaded: Loaded, settings: Settings) -> tuple[str, ..
     process.handler.settings.counters.close()
     process.handler.settings = settings
     take_shared_keys(process)  # a key may have been revoked while the file was read
-    process.ingress.allow(loaded.config.cors)
-    process.ingress.connections.proxies = process.handler.settings.proxies
+    change_ingresses(loaded.config, process.ingress, process.admin)
     process.table.apply(loaded.config.pools, loaded.config.health)
     keys = process.handler.settings.keys
     process.handler.gate.configure(loaded.config.pools, keys.priorities(process.clock.wall()))

@@ -38,8 +38,6 @@ NEEDS_RESTART: Final = (
     "limits.failed_keys",
     "limits.connections_per_address",
     "limits.stream_buffer",
-    "timeouts.header",
-    "timeouts.keep_alive",
     "timeouts.connect",
     "timeouts.upstream_keep_alive",
 )

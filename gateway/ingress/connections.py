@@ -102,6 +102,13 @@ class Line(OrderedDict[Waiting, float]):
         self.waits = waits
         self.seconds = seconds
 
+    def last(self, seconds: float) -> None:
+        """Have each wait for so long, from when it joined; those that are in line already, too."""
+        longer = seconds - self.seconds
+        for connection in self:
+            self[connection] += longer
+        self.seconds = seconds
+
 
 class Connections:
     """All connections of the public listener. Single event loop only; nothing here awaits."""
@@ -119,6 +126,13 @@ class Connections:
         self.idle = Line(Waits.IDLE, times.idle_s)
         self.lingering = Line(Waits.LINGER, times.linger_s)
         self.closing = Line(Waits.CLOSING, times.closing_s)
+
+    def apply(self, times: Waited) -> None:
+        """Have clients wait for as long as changed settings say."""
+        self.heads.last(times.head_s)
+        self.idle.last(times.idle_s)
+        self.lingering.last(times.linger_s)
+        self.closing.last(times.closing_s)
 
     def __len__(self) -> int:
         return len(self._all)

@@ -173,12 +173,25 @@ def admin_ingress(config: Config) -> Ingress:
         connections=Connections(_waited(config.timeouts), ADMIN_CONNECTIONS),
         refused=lambda error, request_id, line, client: None,
         endpoints={},
-        takes=Takes(_ORDER_BYTES, config.timeouts.body),
+        takes=_orders(config.timeouts),
     )
+
+
+def change_ingresses(config: Config, public: Ingress, admin: Ingress) -> None:
+    """Have both listeners do as changed settings say, also with the connections that they have."""
+    public.allow(config.cors)
+    public.connections.proxies = Proxies(config.trusted_proxies)
+    for ingress in (public, admin):
+        ingress.connections.apply(_waited(config.timeouts))
+    admin.takes = _orders(config.timeouts)
 
 
 async def _no_story(down: Downstream) -> None:
     raise NotImplementedError("the admin listener has no inference routes")
+
+
+def _orders(timeouts: TimeoutsConfig) -> Takes:
+    return Takes(_ORDER_BYTES, timeouts.body)
 
 
 def _waited(timeouts: TimeoutsConfig) -> Waited:

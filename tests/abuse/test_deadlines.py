@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from gateway.process import reload
 from tests.abuse.support import FAST, gateway, head, ledger, raw, story
 
 SOON = "timeouts: {header: 300ms, body: 300ms, keep_alive: 300ms}"
@@ -144,3 +145,22 @@ async def test_a_stranger_who_does_not_read_is_cut():
                 many = head("GET", "/v1/models", key=world.key) * 60
                 while await client.send(many):
                     await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("what", ["public", "admin"])
+def test_connections_that_are_there_wait_as_long_as_a_reload_says(what):
+    @story
+    async def check():
+        async with gateway(FAST, extra="timeouts: {keep_alive: 75s}") as world, ledger(world):
+            port = getattr(world.process, f"{what}_port")
+            async with raw(port) as client:
+                await client.send(head("GET", "/livez"))
+                assert (await client.reply()).status == 200
+                text = world.path.read_text()
+                world.path.write_text(text.replace("keep_alive: 75s", "keep_alive: 300ms"))
+                told = await reload(world.process)
+                assert told.effect == ("timeouts.keep_alive 1m15s -> 300ms",)
+                async with asyncio.timeout(5):
+                    assert await client.rest() == b""
+
+    check()

@@ -75,6 +75,20 @@ def test_a_fresh_head_is_no_slow_one_and_outlives_an_idle_connection():
     assert (idle.gone, fresh.gone) == (True, False)
 
 
+def test_changed_times_hold_from_when_a_connection_joined_its_line():
+    book = Connections(TIMES, 8)
+    old, slow = full(book, Waits.IDLE, Waits.HEAD)
+    book.apply(Waited(head_s=3, idle_s=5, linger_s=2, closing_s=1))
+    new = One(book, "9.9.9.9")
+    new.enter()
+    new.wait(Waits.IDLE, now=4.0)
+    book.tick(5.0)
+    assert (old.expired, slow.expired, new.expired) == (Waits.IDLE, Waits.HEAD, None)
+    book.tick(9.0)
+    assert new.expired is Waits.IDLE
+    assert book.closing.seconds == 1
+
+
 @pytest.mark.parametrize("waits", [None, Waits.CLOSING])
 def test_a_request_in_progress_is_never_closed_for_another(waits):
     book = Connections(TIMES, 2)

@@ -92,13 +92,13 @@ def test_backends_in_another_order_are_the_same_backends():
 def test_what_was_bound_at_the_start_needs_a_restart_and_the_rest_does_not():
     new = pools(
         more="listen: 127.0.0.1:81\nadmin: {listen: 127.0.0.1:91, token: x}\n"
-        "timeouts: {stall: 1m, keep_alive: 90s}\nlog: {access: false}\nkeys: none\n"
+        "timeouts: {stall: 1m, upstream_keep_alive: 4s}\nlog: {access: false}\nkeys: none\n"
         "limits: {stream_buffer: 1MiB, max_reply: 1MiB}\n"
     )
     assert diff(pools(), new) == (
         "admin.token changed, keys {file: /keys.yaml, shared: false} -> none, limits.max_reply 64MiB -> 1MiB, timeouts.stall 45s -> 1m",
         "needs a restart: listen 127.0.0.1:8080 -> 127.0.0.1:81,"
-        " admin.listen 127.0.0.1:9090 -> 127.0.0.1:91, limits.stream_buffer 256KiB -> 1MiB, timeouts.keep_alive 1m15s -> 1m30s,"
+        " admin.listen 127.0.0.1:9090 -> 127.0.0.1:91, limits.stream_buffer 256KiB -> 1MiB, timeouts.upstream_keep_alive 3s -> 4s,"
         " log.access true -> false",
     )
 
