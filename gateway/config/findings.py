@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from gateway.core.printable import printable
+
 _MOST_CHARS: Final = 160  # of a line
 _CHARS_BEFORE: Final = 60  # of those, what stands before the place
 
@@ -44,13 +46,14 @@ class Finding:
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.place.line}:{self.place.column}"
-        hint = f"; {self.hint}" if self.hint else ""
-        return f"{where} {self.severity.value} {self.message}{hint} [{self.code}]"
+        said = printable(f"{self.message}; {self.hint}" if self.hint else self.message)
+        return f"{where} {self.severity.value} {said} [{self.code}]"
 
     def excerpt(self) -> str:
         """Return the one-line form with the source line and a caret under the place."""
         place = self.place
-        head = f"{self.file}:{place.line}:{place.column} {self.severity.value} {self.message}"
+        said, hint = printable(self.message), printable(self.hint)
+        head = f"{self.file}:{place.line}:{place.column} {self.severity.value} {said}"
         number = f"{place.line:>5}"
         lines = [f"{head} [{self.code}]"]
         if self.source:
@@ -60,9 +63,9 @@ class Finding:
             shown = self.source[start : start + _MOST_CHARS]
             column = place.column - 1 - start
             carets = " " * column + "^" * min(place.width, max(1, len(shown) - column))
-            lines += [f"{number} | {shown}", f"      | {carets} {self.hint}".rstrip()]
-        elif self.hint:
-            lines.append(f"      {self.hint}")
+            lines += [f"{number} | {shown}", f"      | {carets} {hint}".rstrip()]
+        elif hint:
+            lines.append(f"      {hint}")
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, str | int]:

@@ -21,6 +21,7 @@ import msgspec
 from gateway.config.models import LogConfig, LogFormat
 from gateway.core.aio import Clock
 from gateway.core.endings import Barrier
+from gateway.core.printable import printable
 from gateway.core.traffic import Fallback
 from gateway.core.types import Outcome, RequestRecord
 from gateway.observe.instruments import UNKNOWN
@@ -238,18 +239,11 @@ class TextFormatter(logging.Formatter):
         at = time.strftime("%H:%M:%S", time.localtime(record.created))
         fields = " ".join(f"{name}={value}" for name, value in _fields(record).items())
         text = f"{at} {record.levelname:<7} {_sentence(record)}"
-        text = _printable(f"{text}  ({fields})" if fields else text)
+        text = printable(f"{text}  ({fields})" if fields else text)
         if record.exc_info is not None and record.exc_info[1] is not None:
             frames = safe_traceback(record.exc_info[1]).splitlines()
-            text = "\n".join([text, *(f"    {_printable(line)}" for line in frames)])
+            text = "\n".join([text, *(f"    {printable(line)}" for line in frames)])
         return text
-
-
-def _printable(text: str) -> str:
-    """Escape control characters: a hostile name must not steer the operator's terminal."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def set_up_logging(config: LogConfig, fd: int = 1) -> Outlet:
