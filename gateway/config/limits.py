@@ -29,8 +29,8 @@ class LimitsConfig(Section):
     )
     bodies: Size = setting(
         "512MiB",
-        "Most bytes of request bodies held at a time; those below 64KiB do not count. One key may hold "
-        "as much as is left for the others: alone, half of it. A body waits for room as long as "
+        "Most bytes of request bodies held at a time, at least `max_body`; those below 64KiB do not count. One key may "
+        "hold as much as is left for the others: alone, half of it. A body waits for room as long as "
         "`timeouts.body`. The process needs up to three times as much memory.",
     )
     max_audio_body: Size = setting("32MiB", "Largest audio upload.")

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from gateway.config.check import Remark, check_meaning
 from gateway.config.document import Document, read_document
+from gateway.config.effectcheck import check_effect
 from gateway.config.explain import explain
 from gateway.config.findings import Finding, KeyPath, Place, Severity, dotted
 from gateway.config.models import Config
@@ -78,6 +79,10 @@ class Checked:
     findings: tuple[Finding, ...]
     loaded: Loaded | None = None
     partial: Loaded | None = None
+
+    def wrong(self) -> set[KeyPath]:
+        """Return the settings that have an error; `partial` has the default of each."""
+        return {each.path for each in self.findings if each.severity is Severity.ERROR}
 
 
 def load_config(path: Path, env: Mapping[str, str] = os.environ) -> Loaded:
@@ -181,7 +186,7 @@ def _validate(document: Document, folder: Path) -> tuple[Config | None, set[KeyP
             problems = _news([explain(e) for e in error.errors(include_url=False)])
         for problem in problems:
             # What follows from a value that is wrong anyhow is no news.
-            if not any(_touches(problem.path, known) for known in wrong):
+            if not any(_touches(_about(problem), known) for known in wrong):
                 _report(document, problem)
         taken: list[KeyPath] = []
         for problem in problems:
@@ -202,6 +207,11 @@ def _news(problems: list[Remark]) -> list[Remark]:
     """Leave out that a list is too short when its entries are what is wrong."""
     inner = {problem.path[:length] for problem in problems for length in range(len(problem.path))}
     return [p for p in problems if not (p.code == "out-of-range" and p.path in inner)]
+
+
+def _about(problem: Remark) -> KeyPath:
+    """Return what a problem is about: without its `launch`, which is wrong, a backend lacks a `url`."""
+    return problem.path[:-1] if problem.path[-1:] == ("url",) else problem.path
 
 
 def _touches(path: KeyPath, known: KeyPath) -> bool:
@@ -229,7 +239,7 @@ def _take_out(values: Any, path: KeyPath) -> KeyPath | None:
 
 
 def _report_remarks(document: Document, config: Config, wrong: set[KeyPath]) -> None:
-    checks = (check_meaning, check_traffic, check_prefix, check_placement)
+    checks = (check_meaning, check_traffic, check_prefix, check_placement, check_effect)
     for remark in (remark for check in checks for remark in check(config)):
         # A section that lost a wrong value must not be judged by the default in its place.
         section = remark.path[:-1] or remark.path

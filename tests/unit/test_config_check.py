@@ -169,3 +169,27 @@ def test_a_wrong_value_is_not_also_judged_by_the_default_in_its_place():
 def test_an_unknown_key_does_not_hide_what_is_wrong_beside_it():
     text = "admin: {listen: 0.0.0.0:9090, tokn: x}\n" + POOL
     assert codes(text) == ["open-admin", "unknown-key"]
+
+
+@pytest.mark.parametrize("owner", ["tiers: {gold: ", "tenants: {acme: "])
+@pytest.mark.parametrize("limits", ["{budget_per_day: 5}", "{models: {m: {budget_per_month: 5}}}"])
+def test_a_budget_without_prices_refuses_nothing(owner, limits):
+    text = POOL + owner + f"{{limits: {limits}}}}}\n"
+    assert warnings(text) == ["no-prices"]
+    assert warnings(text + "prices: {models: {'*': {output: 2}}}") == []
+    assert warnings(POOL + owner + "{limits: {tokens_per_day: 5}}}") == []
+
+
+def test_a_stop_that_leaves_no_time_to_running_requests_is_a_warning():
+    assert warnings(POOL + "shutdown: {announce: 1m, grace: 1m}") == ["deadline-order"]
+    assert warnings(POOL + "shutdown: {announce: 1m, grace: 2m}") == []
+    assert warnings(POOL + "shutdown: {grace: 0s}") == []
+
+
+def test_a_collector_with_the_path_of_its_traces_is_a_warning():
+    for end, found in (
+        ("/v1/traces", ["doubled-path"]),
+        ("/v1/traces/", ["doubled-path"]),
+        ("", []),
+    ):
+        assert warnings(POOL + f"traces: {{endpoint: 'http://user:hunter2@c:4318{end}'}}") == found

@@ -1,0 +1,64 @@
+"""Check for settings that are valid, and do not do what they seem to. Pure, as `config.check`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gateway.config.check import Remark
+from gateway.config.findings import KeyPath, Severity
+from gateway.config.models import Config
+from gateway.config.units import format_duration
+from gateway.core.limits import KeyLimits
+
+_BUDGETS = ("budget_per_day", "budget_per_month")
+
+
+def check_effect(config: Config) -> Iterator[Remark]:
+    """Yield the settings that another one, or the lack of one, leaves without effect."""
+    yield from _budgets(config)
+    yield from _stop(config)
+    yield from _collector(config)
+
+
+def _budgets(config: Config) -> Iterator[Remark]:
+    if config.prices.models:
+        return
+    stated: list[tuple[KeyPath, KeyLimits | None]] = []
+    stated += [(("tiers", name), tier.limits) for name, tier in config.tiers.items()]
+    stated += [(("tenants", name), tenant.limits) for name, tenant in config.tenants.items()]
+    for owner, limits in stated:
+        each = () if limits is None else (limits, *(inner for _, inner in limits.models))
+        found = [rule for rule in _BUDGETS if any(getattr(one, rule) is not None for one in each)]
+        if found:
+            yield Remark(
+                (*owner, "limits"),
+                "no-prices",
+                f"{found[0]} refuses nothing: no model has a price, so all of them are free",
+                "write `prices`, or limit tokens (tokens_per_day, tokens_per_month)",
+                Severity.WARNING,
+            )
+
+
+def _stop(config: Config) -> Iterator[Remark]:
+    announce, grace = config.shutdown.announce, config.shutdown.grace
+    if announce >= grace > 0:
+        yield Remark(
+            ("shutdown", "announce"),
+            "deadline-order",
+            f"announce ({format_duration(announce)}) takes all of grace ({format_duration(grace)}), so"
+            " requests that are running at its end are cut off",
+            "leave most of grace to running requests",
+            Severity.WARNING,
+        )
+
+
+def _collector(config: Config) -> Iterator[Remark]:
+    endpoint = config.traces.endpoint
+    if endpoint is not None and endpoint.get_secret_value().rstrip("/").endswith("/v1/traces"):
+        yield Remark(
+            ("traces", "endpoint"),
+            "doubled-path",
+            "spans are sent to /v1/traces of this URL, which has /v1/traces at its end already",
+            "leave /v1/traces out",
+            Severity.WARNING,
+        )
