@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -23,11 +23,11 @@ from gateway.launch.disk import why_unwritable
 _ENDED: Final = frozenset({"revoked", "expired"})
 
 
-def file_findings(loaded: Loaded, file: Path) -> list[Finding]:
+def file_findings(loaded: Loaded, file: Path, wrong: Collection[KeyPath] = ()) -> list[Finding]:
     """Return what is wrong with the URL, the keys file and the tokenizers, at their settings.
 
     A keys file or a pepper that is missing is a warning: a file is checked before the first key is made,
-    and in places that hold no keys.
+    and in places that hold no keys. The default in the place of a `wrong` setting is not judged.
     """
     remarks = [*_redis(loaded.config), *_state(loaded.config.state)]
     keys = loaded.config.keys
@@ -42,7 +42,11 @@ def file_findings(loaded: Loaded, file: Path) -> list[Finding]:
             if backend.launch is not None:
                 path: KeyPath = ("pools", name, "backends", place, "launch")
                 remarks += _launched(path, f"{name}/{backend.name}", backend.launch)
-    return [placed(remark, loaded, file) for remark in remarks]
+    return [
+        placed(remark, loaded, file)
+        for remark in remarks
+        if not any(path and remark.path[: len(path)] == path for path in wrong)
+    ]
 
 
 def _redis(config: Config) -> Iterator[Remark]:

@@ -229,12 +229,13 @@ def check(
     checked = check_file(file)
     findings = list(checked.findings)
     answers: list[str] = []
-    if (
-        checked.partial is not None
-    ):  # a mistake in the file does not hide those in the files it names
+    # A mistake in the file does not hide those in the files it names.
+    if checked.partial is not None:
         from gateway.cli.files import file_findings
 
-        findings += file_findings(checked.partial, file)
+        findings += file_findings(checked.partial, file, checked.wrong())
+    if (probe or fit) and checked.loaded is None:
+        answers.append("nothing was asked, as the file has errors")
     if probe and checked.loaded is not None:
         from gateway.cli.preflight import preflight
 

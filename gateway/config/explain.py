@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, get_args, get_origin
@@ -18,6 +19,7 @@ from gateway.config.process import TOKEN_NAME
 from gateway.config.supervision import CONTAINER, KUBERNETES, UNIT
 from gateway.config.traces import FIELD_NAME
 from gateway.config.traffic import REVISION
+from gateway.config.units import as_written
 
 _NAMES: Final = {
     MODEL_NAME: "use up to 128 letters, digits and . _ : / - and start with a letter or digit",
@@ -68,20 +70,21 @@ def explain(error: ErrorDetails) -> Remark:
         return Remark(path, "missing-key", f"`{path[-1]}` is missing{inside}")
     if kind in _WANTED:
         empty = "is empty; it " if written is None else ""
-        return Remark(path, "wrong-type", f"{where} {empty}{in_words(error)}")
+        return Remark(path, "wrong-type", f"{where} {empty}{in_words(error)}", _how(path, error))
     if kind in ("enum", "literal_error"):
         known = _known_values(context)
         if written in known:  # `"1"`, where 1 is meant
             message = f"{where} is text; it must be a number"
             return Remark(path, "bad-value", message, f"write {written} without quotes")
         hint = _did_you_mean(str(written), known) or f"known: {', '.join(known)}"
-        return Remark(path, "bad-value", f"{where}: `{written}` is not a known value", hint)
+        message = f"{where}: `{as_written(written)}` is not a known value"
+        return Remark(path, "bad-value", message, hint)
     if kind == "string_pattern_mismatch":
         hint = _NAMES.get(context["pattern"], f"it must match {context['pattern']}")
         message = f"`{written}` is not a valid name"
         return Remark(path, "bad-name", message if is_key else f"{where}: {message}", hint)
     if kind in _BOUNDS:
-        return Remark(path, "out-of-range", f"{where} {in_words(error)}")
+        return Remark(path, "out-of-range", f"{where} {in_words(error)}", _how(path, error))
     if kind == "too_short":
         return Remark(path, "out-of-range", f"{where} needs at least one entry")
     code = kind.replace("_", "-") if kind in _OWN else "bad-value"
@@ -94,6 +97,8 @@ def in_words(error: ErrorDetails) -> str | None:
     if kind in _WANTED:
         return f"must be {_WANTED[kind]}"
     if kind in _BOUNDS:
+        if isinstance(written := error.get("input"), float) and math.isnan(written):
+            return "must be a number"
         bound, words = _BOUNDS[kind]
         return f"must be {words} {str(context[bound]).removesuffix('.0')}"
     if kind in ("enum", "literal_error"):
@@ -101,6 +106,21 @@ def in_words(error: ErrorDetails) -> str | None:
     if kind == "json_invalid":
         return f"is not JSON ({context['error']})"
     return _SIMPLE.get(kind)
+
+
+def _how(path: KeyPath, error: ErrorDetails) -> str:
+    """Return how to write what was meant, where that is clear."""
+    kind, written = error["type"], error["input"]
+    if path == ("keys",):
+        return "write `keys: {file: keys.yaml}`, or `keys: none` for no authentication"
+    if kind == "string_type" and isinstance(written, int | float):
+        return "put it in quotes"
+    if kind == "tuple_type" and isinstance(written, str | int | float):
+        return "write it as a list, in brackets: [a, b]"
+    is_share = kind == "less_than_equal" and error["ctx"]["le"] == 1
+    if is_share or (kind == "float_parsing" and str(written).strip().endswith("%")):
+        return "write 95 % as 0.95"
+    return ""
 
 
 def _known_values(context: Mapping[str, Any]) -> list[str]:

@@ -123,12 +123,13 @@ class BackendConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _address_of_launch(cls, data: Any, info: ValidationInfo) -> Any:
-        if not isinstance(data, Mapping) or not isinstance(data.get("launch"), Mapping):
+        if not isinstance(data, Mapping) or data.get("launch") is None:
             return data
         if "url" in data:
             raise PydanticCustomError("one_of", "write either url or launch, not both")
-        # A bad address is reported by `launch` itself; it must not add a second finding here.
-        port, socket = data["launch"].get("port"), data["launch"].get("socket")
+        # What is wrong with `launch` is reported there; it must not add a second finding here.
+        launch = data["launch"] if isinstance(data["launch"], Mapping) else {}
+        port, socket = launch.get("port"), launch.get("socket")
         good = isinstance(port, int | str) and str(port).isdecimal()
         url = f"http://127.0.0.1:{port if good else 1}"
         if socket is not None:

@@ -52,7 +52,7 @@ _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)")
 _TOKEN_COUNT: Final = re.compile(r"(\d+)([kKmM]?)")
 _HOST: Final = re.compile(r"[^\s/:*@]+")
 _NOT_BRACKETED: Final = re.compile(r"[0-9a-fA-F:.]*:[0-9a-fA-F:.]*")
-_BARE: Final = re.compile(r"-?\d+(?:\.\d+)?")
+_BARE: Final = re.compile(r"\d+(?:\.\d+)?")
 
 
 def parse_duration(value: object) -> float:
@@ -63,7 +63,7 @@ def parse_duration(value: object) -> float:
         if seconds > MOST_S:
             raise _bad("bad_duration", "{value} is too long; at most 36500d (100 years)", value)
         return seconds
-    if _is_bare(value, text):
+    if _is_bare(value):
         raise _bad("needs_unit", "{value} has no unit; write {value}s or {value}ms", value)
     raise _bad("bad_duration", "{value} is not a duration such as 500ms, 30s, 2m, 1h, 30d", value)
 
@@ -77,7 +77,7 @@ def parse_size(value: object) -> int:
         if size > _MOST_BYTES:
             raise _bad("bad_size", "{value} is too large; at most 1024TiB", value)
         return round(size)
-    if _is_bare(value, text):
+    if _is_bare(value):
         raise _bad("needs_unit", "{value} has no unit; write {value}KiB or {value}MiB", value)
     raise _bad("bad_size", "{value} is not a size such as 512B, 8KiB, 64MiB, 1GiB, 8MB", value)
 
@@ -231,14 +231,17 @@ def _text(value: object) -> str | None:
     return value.strip() if isinstance(value, str) else None
 
 
-def _is_bare(value: object, text: str | None) -> bool:
-    if text is not None:
-        return _BARE.fullmatch(text) is not None
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_bare(value: object) -> bool:
+    return _BARE.fullmatch(as_written(value)) is not None
+
+
+def as_written(value: object) -> str:
+    """Return a value as a file has it: `true`, where Python says True."""
+    return str(value).lower() if isinstance(value, bool) else str(value).strip()
 
 
 def _bad(kind: Any, template: Any, value: object) -> PydanticCustomError:
-    text = "an empty value" if value is None else str(value).strip()[:SHOWN_CHARS] or "empty text"
+    text = "an empty value" if value is None else as_written(value)[:SHOWN_CHARS] or "empty text"
     return PydanticCustomError(kind, template, {"value": text})
 
 

@@ -258,6 +258,15 @@ def test_check_warns_of_keys_that_are_yet_to_be_made(run, file):
     assert run("check", file)[1] == f"{file}: 0 errors, 0 warnings\n"
 
 
+def test_check_judges_no_default_in_the_place_of_what_is_wrong(run, file):
+    file.write_text(POOL + "keys: my-keys.yaml\n")
+    code, out, _ = run("check", file, "--probe")
+    assert code == 3
+    assert "keys must be a mapping" in out
+    assert "write `keys: {file: keys.yaml}`, or `keys: none`" in out
+    assert "1 error, 0 warnings · nothing was asked, as the file has errors" in out
+
+
 def test_check_tells_a_keys_file_that_is_there_and_cannot_be_read_as_an_error(run, file):
     keys = file.parent / "keys.yaml"
     keys.mkdir()

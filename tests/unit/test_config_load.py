@@ -259,6 +259,15 @@ def test_everything_wrong_is_said_at_once_in_the_order_of_the_file():
         ("shutdown: {zzz: 1}", "known: announce, grace"),
         ("log: {format: jsn}", "did you mean `json`?"),
         ("log: {level: zzz}", "known: debug, info, warning, error"),
+        (
+            "keys: keys.yaml",
+            "write `keys: {file: keys.yaml}`, or `keys: none` for no authentication",
+        ),
+        ("redis: 6379", "put it in quotes"),
+        ("trusted_proxies: 10.0.0.1", "write it as a list, in brackets: [a, b]"),
+        ("traces: {sample: 95}", "write 95 % as 0.95"),
+        ("traces: {sample: 95%}", "write 95 % as 0.95"),
+        ("traces: {sample: -1}", ""),
     ],
 )
 def test_the_nearest_right_thing_is_named(text, hint):
@@ -309,6 +318,8 @@ def test_a_key_of_the_pool_that_is_elsewhere_is_led_there():
         ("keys:", "empty", "write none or a value"),
         ("keys: [a]", "wrong-type", "keys must be a mapping"),
         ("timeouts: {stall: 0s}", "too-small", "must be more than 0"),
+        ("traces: {sample: .nan}", "out-of-range", "traces.sample must be a number"),
+        ("log: {level: true}", "bad-value", "log.level: `true` is not a known value"),
         ("limits: {max_body: 0B}", "out-of-range", "must be more than 0"),
         ("redis: localhost", "bad-url", "redis://"),
         ("version: 2", "bad-value", "version: `2` is not a known value"),
@@ -354,6 +365,23 @@ def test_a_pool_that_cannot_work_is_refused(pool, code):
 def test_a_missing_backend_address_says_what_to_write():
     finding = check("pools: {m: {backends: [{name: b7}]}}").findings[0]
     assert "a backend needs either `url` or `launch`" in finding.message
+
+
+def test_a_backend_whose_launch_is_wrong_lacks_no_url():
+    for launch in ("{command: [v]}", "{command: v, port: 1}", "x"):
+        found = check(f"pools: {{m: {{backends: [{{launch: {launch}}}]}}}}").findings
+        assert len(found) == 1
+        assert "launch" in found[0].message
+
+
+@pytest.mark.parametrize(
+    "text", ['"a\\e[31mb\\nc": 1', 'pools: {"a\\e[31mb\\nc": {backends: [http://h:1]}}']
+)
+def test_what_a_file_holds_steers_no_terminal_and_breaks_no_line(text):
+    finding = check(text if "pools" in text else POOL + text).findings[0]
+    for told in (str(finding), finding.excerpt().splitlines()[0]):
+        assert "a\\x1b[31mb\\nc" in told
+        assert told.isprintable()
 
 
 @pytest.mark.parametrize("name", ["a b", "-a", "a" * 129, "ü"])

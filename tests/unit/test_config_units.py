@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,7 +46,7 @@ def test_a_token_count_may_be_in_powers_of_two(text, tokens):
 
 
 @pytest.mark.parametrize("parse", [parse_duration, parse_size])
-@pytest.mark.parametrize("value", [30, 1.5, "30", "-1"])
+@pytest.mark.parametrize("value", [30, 1.5, "30"])
 def test_a_bare_number_is_refused_with_the_unit_to_write(parse, value):
     with pytest.raises(PydanticCustomError) as refused:
         parse(value)
@@ -52,10 +54,13 @@ def test_a_bare_number_is_refused_with_the_unit_to_write(parse, value):
     assert f"write {value}" in refused.value.message()
 
 
-@pytest.mark.parametrize("value", ["", "s", "1w", "1s!", "-1s", "∞", True, None, [], {}])
+@pytest.mark.parametrize(
+    "value", ["", "s", "1w", "1s!", "-1s", "-1", -1, math.nan, math.inf, "∞", True, None, [], {}]
+)
 def test_what_is_no_duration_is_refused(value):
-    with pytest.raises(PydanticCustomError):
+    with pytest.raises(PydanticCustomError, match="is not a duration such as 500ms") as refused:
         parse_duration(value)
+    assert "True" not in refused.value.message()
 
 
 @pytest.mark.parametrize("value", ["", "MiB", "1Mb", "1 XB", "-1B", True, None, []])
