@@ -49,11 +49,15 @@ def admin_app(desk: Desk) -> Starlette:
 
 
 async def _http_problem(request: Request, error: Exception) -> Response:
-    """Answer what is refused while a request is read: its body did not arrive in time."""
+    """Answer what no endpoint sees: a body that did not arrive in time, a path that none can have."""
     assert isinstance(error, HTTPException)
     status = HTTPStatus(error.status_code)
     code = phrase(status).lower().replace(" ", "_")
-    return problem(status, code, "The request body did not arrive in time.")
+    if status is HTTPStatus.NOT_FOUND:  # the path has a line end
+        detail = "There is no such path here. GET /admin/openapi.json lists what there is."
+    else:
+        detail = "The request body did not arrive in time."
+    return problem(status, code, detail)
 
 
 async def _bug(request: Request, error: Exception) -> Response:

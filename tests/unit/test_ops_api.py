@@ -249,6 +249,12 @@ def test_other_paths_are_unknown_and_never_redirected(desk, path):
     assert reply.json()["code"] == "not_found"
 
 
+def test_a_path_with_a_line_end_is_unknown_too(desk):
+    reply = desk.client.get("/admin/v1/a%0Ab")
+    assert (reply.status_code, reply.json()["code"]) == (404, "not_found")
+    assert reply.json()["detail"].startswith("There is no such path here.")
+
+
 def test_every_answer_forbids_caching_and_embedding(desk, guarded):
     replies = [desk.get(path) for path in (*PATHS, "/nothing")]
     replies += [guarded.get("/metrics"), desk.get("/metrics", "evil.example")]
