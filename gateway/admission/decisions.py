@@ -245,16 +245,15 @@ def excluded_by(
             return (*here, "backends", place, "endpoints") if own else (*here, "endpoints")
         case Exclusion.IN_RESERVE:
             return (*here, "canary") if backend.kept_back else (*here, "backends", place, "weight")
-        case Exclusion.WINDOW_TOO_SMALL:
-            return (*here, "max_context")
         case (
             Exclusion.NOT_SERVING
+            | Exclusion.WINDOW_TOO_SMALL
             | Exclusion.EJECTED
             | Exclusion.PROBATION
             | Exclusion.TOO_LARGE
             | Exclusion.ALREADY_TRIED
         ):
-            return None  # its phase, what failed there, the size of its KV cache
+            return None  # its phase, what failed there, its window, the size of its KV cache
 
 
 def _limited_by(backend: Backend, own: KeyPath, ask: Ask, now: float) -> KeyPath:
