@@ -61,7 +61,8 @@ def _down(
     name, backends = pool["name"], pool["backends"]
     troubled = _worst_first(backends)
     lost = tally.errors + tally.shed
-    hurt = f"; {count(lost, 'request')} failed or were refused in 5 min" if lost else ""
+    were = "was" if lost == 1 else "were"
+    hurt = f"; {count(lost, 'request')} failed or {were} refused in 5 min" if lost else ""
     told = [
         f"Backend {each['name']} is {each['state']}: {cause_of(each, failures.get(each['id'], {})).rstrip('.')}"
         for each in troubled[:_NAMED]

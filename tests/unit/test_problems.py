@@ -12,6 +12,7 @@ from gateway.core.types import (
     Endpoint,
     LoadSample,
     Outcome,
+    ProbeFailed,
     ProbePassed,
     RequestRecord,
     Scraped,
@@ -82,6 +83,17 @@ def test_a_pool_that_fails_most_requests_is_down_though_its_backends_are_ready(f
     assert (problem["severity"], problem["subject"]) == ("down", "pool m")
     assert "9 of 12 requests of the last" in problem["sentence"]
     assert problem["cause"] == "9 backend error (502)."
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(1, "1 request failed or was"), (2, "2 requests failed or were")]
+)
+def test_a_pool_that_is_down_tells_how_many_requests_that_hurt(fleet, count, words):
+    ends(fleet, count, Outcome.SHED, 503)
+    for each in ("m/b1", "m/b2"):
+        for _ in range(3):
+            fleet.table.observe(each, ProbeFailed(fleet.clock.at, "refused"))
+    assert f"; {words} refused in 5 min" in found(fleet, "pool_down")["sentence"]
 
 
 def test_the_last_seconds_count_so_an_outage_shows_at_once_and_so_does_its_end(fleet):
