@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gateway.config.models import Config
+from gateway.config.reload import NEEDS_RESTART
 
 _HEAD: Final = """\
 # Settings
@@ -20,10 +22,11 @@ Made from the settings that the gateway reads: `python -m gateway.config.referen
   editors.
 - Durations have a unit (`500ms`, `30s`, `2m`, `1h30m`, `30d`), and so have sizes (`64MiB`, `8MB`). Token counts may end
   with `k` or `m`, in powers of two: `32k` is 32,768.
-- Any value may be `${VARIABLE}`, or `${VARIABLE:-default}`. Names at the top that begin with `x-` are ignored: a place
-  for YAML anchors.
+- Any value may have `${VARIABLE}`, `${VARIABLE:-default}`, or `${file:/path}` for what a file holds (a mounted secret);
+  `$${` is a literal `${`. Names at the top that begin with `x-` are ignored: a place for YAML anchors.
 - Paths are relative to the folder of the file. `SIGHUP`, or `vllm-gateway reload`, puts a changed file in force;
   no stream is cut.
+- What these say holds from the next start or `vllm-gateway upgrade` on, and `reload` names what waits for it:
 """
 _NAME: Final = "NAME"
 
@@ -34,7 +37,8 @@ def reference() -> str:
     """Return the page: one table for each section, in the order of the file."""
     schema = Config.model_json_schema()
     pages = _Pages(schema["$defs"])
-    lines = [_HEAD, *pages.section("", schema)]
+    once = textwrap.wrap(", ".join(f"`{name}`" for name in NEEDS_RESTART) + ".", 115)
+    lines = [_HEAD + "\n".join(f"  {line}" for line in once) + "\n", *pages.section("", schema)]
     while pages.ahead:  # sections of sections come after the table that names them
         lines += pages.section(*pages.ahead.pop(0))
     return "\n".join(lines).rstrip() + "\n"
