@@ -224,8 +224,7 @@ def fetch(  # noqa: PLR0913 - what a request has
             f"cannot reach {server}: no host has such a name", code=Exit.USAGE
         ) from error
     except OSError as error:
-        hint = "is the gateway running? start it with `vllm-gateway serve -c FILE`, or use --server URL"
-        raise VerbError(f"cannot reach {server}: {error.strerror or error}", hint) from error
+        raise _unreachable(server, error) from error
     except (http.client.HTTPException, ValueError) as error:
         raise VerbError(f"{server} does not speak HTTP: {error!r}", _OTHER_PORT) from error
     finally:
@@ -268,6 +267,13 @@ def _sendable(token: str) -> str:
         told = "the admin token has a line end or another control character in it"
         raise VerbError(told, code=Exit.USAGE)
     return token.strip()
+
+
+def _unreachable(server: str, error: OSError) -> VerbError:
+    hint = "is the gateway running? start it with `vllm-gateway serve -c FILE`, or use --server URL"
+    if "WRONG_VERSION_NUMBER" in str(error):
+        hint = "what answers there speaks no TLS: write http://, as the gateway itself has none"
+    return VerbError(f"cannot reach {server}: {error.strerror or error}", hint)
 
 
 def _no_entry(server: str, token: str) -> VerbError:
@@ -316,7 +322,7 @@ def _connection(server: str, timeout_s: float) -> HTTPConnection:
             local.sock.connect(server.removeprefix("unix:"))
         except OSError as error:
             local.close()
-            raise VerbError(f"cannot reach {server}: {error.strerror or error}") from error
+            raise _unreachable(server, error) from error
         return local
     try:
         parts = urlsplit(server if "://" in server else f"http://{server}")

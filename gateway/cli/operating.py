@@ -25,6 +25,7 @@ from gateway.cli.verbs import LOCAL, AsTable, Server, Token, group
 
 _POLL_S: Final = 1.0
 _UPGRADE_S: Final = 150.0  # the gateway gives the new process 120 s
+_LONGEST_HOLD_S: Final = 30 * 86_400.0  # as the gateway has it
 _SERVES: Final = frozenset({"ready", "degraded"})
 
 Done = Callable[[dict[str, Any]], bool]  # of a backend as the overview tells it
@@ -100,8 +101,11 @@ def restart(  # noqa: PLR0913 - the options of a verb
 def logs(
     backend: Backend,
     size: Annotated[
-        str, typer.Option("--bytes", help="How many bytes, from the end of the log.")
-    ] = "65536",
+        int,
+        typer.Option(
+            "--bytes", min=0, max=1 << 20, help="How many bytes, from the end of the log."
+        ),
+    ] = 65_536,
     server: Server = LOCAL,
     token: Token = "",
 ) -> None:
@@ -123,13 +127,20 @@ def hold(
     """Pause automatic restarts. You can still restart backends yourself."""
     if lift and for_ is not None:
         raise VerbError("use --for or --lift, not both", code=Exit.USAGE)
-    seconds = option("--for", duration, for_)
+    seconds = option("--for", _hold_time, for_)
     order: dict[str, object] = {"pool": pool, "for_s": seconds, "reason": reason}
     ask(server, f"/admin/v1/restarts:{'lift' if lift else 'hold'}", token, order=order)
     of = "all pools" if pool is None else pool
     how_long = "" if seconds is None else f" for {for_}"
     now = "allowed again" if lift else f"on hold{how_long or ' until lifted'}"
     sys.stderr.write(f"automatic restarts of {of} are {now}\n")
+
+
+def _hold_time(text: str) -> float:
+    seconds = duration(text)
+    if not 0 < seconds <= _LONGEST_HOLD_S:
+        raise ValueError(f"{text} must be more than 0s and at most 30d")
+    return seconds
 
 
 remedies_app = group("List or drop what remedies changed of the command lines of launched servers.")

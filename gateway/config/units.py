@@ -78,7 +78,7 @@ def parse_size(value: object) -> int:
             raise _bad("bad_size", "{value} is too large; at most 1024TiB", value)
         return round(size)
     if _is_bare(value):
-        raise _bad("needs_unit", "{value} has no unit; write {value}KiB or {value}MiB", value)
+        raise _bad("needs_unit", "{value} has no unit; write {value}KiB, MiB or GiB", value)
     raise _bad("bad_size", "{value} is not a size such as 512B, 8KiB, 64MiB, 1GiB, 8MB", value)
 
 

@@ -41,8 +41,12 @@ def days_between(first: str, last: str) -> list[str]:
     """
     begin, end = _day(first), _day(last)
     count = (end - begin).days + 1
-    if not 0 < count <= MOST_DAYS:
-        raise ValueError(f"from {first} to {last} are not 1 to {MOST_DAYS} days")
+    if count < 1:
+        raise ValueError(f"the last day, {last}, is before the first, {first}")
+    if count > MOST_DAYS:
+        raise ValueError(
+            f"from {first} to {last} are {count} days; at most {MOST_DAYS} are read at a time"
+        )
     return [(begin + timedelta(days=each)).isoformat() for each in range(count)]
 
 

@@ -801,6 +801,8 @@ def test_a_character_that_a_terminal_cannot_write_is_no_failure(tmp_path, encodi
         (["drain", "m/b1", "--wait", "--timeout", "10"], "--timeout: 10 has no unit"),
         (["restart", "m/b1", "--wait", "--timeout", "soon"], "--timeout: soon is not a duration"),
         (["hold", "--lift", "--for", "30m"], "use --for or --lift, not both"),
+        (["hold", "--for", "0s"], "--for: 0s must be more than 0s and at most 30d"),
+        (["hold", "--for", "31d"], "--for: 31d must be more than 0s and at most 30d"),
     ],
 )
 def test_an_option_that_is_wrong_is_told_before_anything_is_ordered(run, words, told):
@@ -1346,6 +1348,16 @@ def test_a_listener_that_is_not_http_is_named(run):
         thread.join()
     assert code == 1
     assert "does not speak HTTP" in err
+
+
+def test_what_cannot_be_reached_is_told_with_the_way_there(run, tmp_path):
+    with admin({}) as (url, _):
+        code, _, err = run("status", "--server", url.replace("http:", "https:"))
+    assert code == 1
+    assert "what answers there speaks no TLS: write http://" in err
+    code, _, err = run("status", "--server", f"unix:{tmp_path}/none.sock")
+    assert code == 1
+    assert "is the gateway running?" in err
 
 
 @pytest.mark.parametrize(

@@ -708,6 +708,12 @@ def test_days_are_named_and_not_too_many():
     ]:
         with pytest.raises(ValueError, match="day|400"):
             days_between(first, last)
+    with pytest.raises(
+        ValueError, match=r"the last day, 2026-03-01, is before the first, 2026-03-02$"
+    ):
+        days_between("2026-03-02", "2026-03-01")
+    with pytest.raises(ValueError, match=r"are 2193 days; at most 400 are read at a time$"):
+        days_between("2020-01-01", "2026-01-01")
     with pytest.raises(ValueError, match=r"yesterday is not a day: write it like 2026-11-01$"):
         days_between("yesterday", "2026-03-01")
 
