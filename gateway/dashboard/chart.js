@@ -1,10 +1,12 @@
 // A chart of the last hour. Its time axis, its events and its cursor are those of the other charts.
 
 import { el, setText } from "./dom.js";
-import { clock } from "./format.js";
+import { clock, count } from "./format.js";
 import { onTheme } from "./theme.js";
 
 const HEIGHT = 132;
+// Steps of an axis that counts: half a request would be written as a whole one.
+const WHOLE = Array.from({ length: 10 }, (_, digits) => [1, 2, 5].map((step) => step * 10 ** digits)).flat();
 const TOGETHER = "last hour"; // charts with this key share their cursor
 
 /**
@@ -68,7 +70,7 @@ function options(box, lines, told, marks) {
     scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
     axes: [
       { ...axis, size: 24, space: 70, values: timesTold },
-      { ...axis, size: 56, space: 34, values: (_, found) => found.map((value) => told(value)) },
+      { ...axis, size: 56, space: 34, incrs: told === count ? WHOLE : undefined, values: (_, found) => found.map((value) => told(value)) },
     ],
     series: [{}, ...lines.map((line) => ({ stroke: colour(line.colour), width: 1.5, points: { show: tooShort, size: 5 } }))],
     hooks: { draw: [(plot) => drawMarks(plot, marks, colour)] },

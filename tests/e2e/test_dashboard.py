@@ -620,6 +620,33 @@ async def test_a_view_that_is_left_holds_no_chart():
         assert await theme_listeners(seen) == 0
 
 
+WRITES_DOWN = """
+    window.written = [];
+    const write = CanvasRenderingContext2D.prototype.fillText;
+    CanvasRenderingContext2D.prototype.fillText = function (text, x, y, ...more) {
+      window.written.push([this.canvas, text, y]);
+      return write.call(this, text, x, y, ...more);
+    };"""
+WRITTEN = """title => {
+    const named = [...document.querySelectorAll("figure.chart")]
+        .find(each => each.querySelector(".title").textContent === title);
+    const found = window.written.filter(([canvas, text]) => named?.contains(canvas) && !text.includes(":"));
+    return [...new Map(found.map(([, text, y]) => [y, text])).values()];
+}"""
+
+
+@story
+async def test_the_axis_of_what_is_counted_has_each_number_once():
+    async with gateway(FAST) as world, browsing(f"{world.admin_url}/livez") as seen:
+        world.process.series.end_bucket()
+        await seen.page.add_init_script(WRITES_DOWN)
+        await seen.page.goto(world.admin_url)
+        await seen.page.locator("main .chart canvas").nth(3).wait_for()
+        while not (told := await seen.page.evaluate(WRITTEN, "Requests at a time")):
+            await asyncio.sleep(0.01)
+        assert sorted(told) == ["0", "1"]
+
+
 @story
 async def test_a_gap_in_the_last_hour_is_seen_by_the_clock_of_the_gateway_alone():
     """The gateway's clock is five hours behind the page's; the page sleeps for ten minutes before its third question."""
