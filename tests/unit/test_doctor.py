@@ -31,6 +31,7 @@ from gateway.cli.doctor.through import through_findings
 from gateway.cli.main import app
 from gateway.config.models import Config
 from gateway.sim.server import SimConfig, SimServer
+from tests.ports import free_port
 
 SHIPPED = (pathlib.Path(__file__).parents[2] / "deploy/nginx/gateway.conf").read_text()
 
@@ -224,6 +225,23 @@ def test_a_gateway_below_a_path_of_a_site_is_asked_there():
     assert told["reach"].verdict == "ok"
     assert {each.partition("/v1/")[0] for each in asked} == {"/llm"}
     assert told["streaming"].told == "The stream was too short to tell"
+
+
+def test_nobody_at_the_other_end_is_told_without_a_number_of_the_system():
+    site = Site(f"http://127.0.0.1:{free_port()}")
+    (finding,) = through_findings(site, config(), Asked(), site)
+    assert finding.told == f"{site.url} does not lead to a gateway: Connection refused"
+
+
+@pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
+def test_the_base_url_of_an_sdk_will_do(tmp_path, end):
+    file = tmp_path / "gateway.yaml"
+    file.write_text("version: 1\npools: {m: {backends: [http://127.0.0.1:1]}}\n")
+    with proxy(lambda _: 200) as site:
+        words = ["doctor", "-c", str(file), "--through", f"{site.url}{end}", "--json"]
+        ran = CliRunner().invoke(app, words)
+    told = {each["about"]: each["told"] for each in json.loads(ran.stdout)}
+    assert told["reach"] == f"{site.url} leads to a gateway"
 
 
 def test_a_gateway_that_listens_on_a_unix_socket_is_asked_there(tmp_path):

@@ -31,7 +31,8 @@ def through_findings(site: Site, config: Config, asked: Asked, gateway: Site) ->
                       change="ssl_certificate must hold the whole chain, and name the host")  # fmt: skip
         return
     except (OSError, http.client.HTTPException) as error:
-        yield Finding(verdict="wrong", about="reach", told=f"{site.url} does not lead to a gateway: {error}",
+        why = getattr(error, "strerror", None) or error
+        yield Finding(verdict="wrong", about="reach", told=f"{site.url} does not lead to a gateway: {why}",
                       change="see that the proxy runs and that proxy_pass names the gateway's `listen`")  # fmt: skip
         return
     yield ok("reach", f"{site.url} leads to a gateway")

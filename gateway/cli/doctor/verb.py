@@ -31,7 +31,7 @@ def doctor(  # noqa: PLR0913 - the options of a verb
     through: Annotated[
         str | None,
         typer.Option(
-            help="The URL that clients use, without /v1, such as https://api.example.com."
+            help="The URL that clients use, with /v1 or without, such as https://api.example.com."
         ),
     ] = None,
     key: Annotated[
@@ -107,7 +107,8 @@ def _through(
         own = Site("http://localhost", socket=str(config.listen.unix))
     else:
         own = Site(f"http://{config.listen}".replace("0.0.0.0", "127.0.0.1"))
-    yield from through_findings(Site(through.rstrip("/"), insecure), config, asked, own)
+    url = through.rstrip("/").removesuffix("/v1")  # the base URL of OpenAI's SDK is meant, too
+    yield from through_findings(Site(url, insecure), config, asked, own)
 
 
 def _check_url(through: str) -> None:
