@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
+from gateway.core.printable import printable
+
 if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPResponse
 
@@ -123,12 +125,12 @@ def _is_number(value: object) -> bool:
 
 def _cell(value: object) -> str:
     if isinstance(value, list):
-        return ", ".join(str(item) for item in value)
+        return ", ".join(_cell(item) for item in value)
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={_cell(each)}" for name, each in value.items()) or "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return "-" if value is None else str(value)
+    return "-" if value is None else printable(str(value))
 
 
 def _bold(text: str, wanted: bool) -> str:

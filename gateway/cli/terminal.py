@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.core.printable import printable
+
 _ESCAPE: Final = "\x1b["
 _BOLD: Final = "1"
 _RED, _GREEN, _YELLOW, _DIM = "31", "32", "33", "2"
@@ -165,7 +167,7 @@ def _cut(text: str, width: int, mark: str) -> str:
 
 
 def _told(value: object) -> str:
-    return "-" if value is None else str(value)
+    return "-" if value is None else printable(str(value))
 
 
 def _is_number(value: object) -> bool:

@@ -1335,6 +1335,19 @@ def test_an_overview_without_pools_says_so(run):
     assert "no pools" in out
 
 
+@pytest.mark.parametrize("verb", [["events"], ["status"]])
+def test_what_somebody_else_wrote_steers_no_terminal_and_breaks_no_row(run, verb):
+    reason = "a\x1b[2J\nb"
+    event = {"id": "1", "at": "2026-11-28T01:57:18Z", "kind": "operator", "backend": reason}
+    pool = {"name": reason, "state": "ready", "backends": []}
+    told = {"data": [event | {"label": "drain", "detail": reason}], "has_more": False}
+    with admin(told | {"state": "ready", "verdict": {}, "pools": [pool]}) as (url, _):
+        code, out, _ = run(*verb, "--server", url)
+    assert code == 0
+    assert "a\\x1b[2J\\nb" in out
+    assert "\x1b" not in out
+
+
 def test_a_listener_that_is_not_http_is_named(run):
     class Garbage(socketserver.BaseRequestHandler):
         def handle(self):
