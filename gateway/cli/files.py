@@ -145,11 +145,12 @@ def _launched(where: KeyPath, backend_id: str, launch: LaunchConfig) -> Iterator
     """Say which program or model folder is missing here. Files may be checked on another machine."""
     program, path = launch.command[0], launch.env.get("PATH", os.environ.get("PATH", os.defpath))
     if shutil.which(program, path=path) is None:
+        hint = "write its absolute path, such as /opt/vllm/bin/vllm"
         yield Remark(
             (*where, "command"),
             "program-missing",
             f"{backend_id} cannot start on this machine: there is no program `{program}`",
-            "write its absolute path, such as /opt/vllm/bin/vllm",
+            "see that it is there and may be run" if program.startswith("/") else hint,
             Severity.WARNING,
         )
     model = model_of(launch)

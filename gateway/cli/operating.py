@@ -111,7 +111,10 @@ def logs(
 ) -> None:
     """Print the end of a backend's log since it started."""
     path = f"/admin/v1/backends/{quote(backend)}/logs?{urlencode({'bytes': size})}"
-    sys.stdout.buffer.write(fetch(server, path, token, timeout_s=30.0))
+    log = fetch(server, path, token, timeout_s=30.0)
+    sys.stdout.buffer.write(log)
+    if size and not log:
+        sys.stderr.write("its log is empty: it has not been started, or has written nothing yet\n")
 
 
 def hold(

@@ -180,14 +180,14 @@ def cause_of(backend: BackendOverview, failures: Mapping[str, int]) -> str:
         told += (
             f"; in 5 min: {', '.join(f'{number} {reason}' for reason, number in failures.items())}"
         )
-    return " ".join(filter(None, (sentence(told), _waits(tended))))
+    return " ".join(filter(None, (sentence(told), _waits(tended, told))))
 
 
-def _waits(tended: SupervisionOverview | None) -> str:
+def _waits(tended: SupervisionOverview | None, told: str) -> str:
     if tended is None:
         return ""
-    if tended["trouble"]:
-        return sentence(f"it could not be restarted: {tended['trouble']}")
+    if trouble := tended["trouble"]:
+        return "" if trouble in told else sentence(f"it could not be restarted: {trouble}")
     waits = tended["waits"]
     if waits is None:
         return ""

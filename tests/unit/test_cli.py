@@ -638,6 +638,17 @@ def admin(body=OVERVIEW, status=200, unix=None):
         thread.join()
 
 
+def test_a_log_without_a_line_is_said_to_be_empty(run):
+    with admin(b"") as (url, _):
+        assert run("logs", "m/b1", "--server", url) == (0, "", EMPTY_LOG)
+        assert run("logs", "m/b1", "--bytes", "0", "--server", url) == (0, "", "")
+    with admin(b"INFO ready\n") as (url, _):
+        assert run("logs", "m/b1", "--server", url) == (0, "INFO ready\n", "")
+
+
+EMPTY_LOG = "its log is empty: it has not been started, or has written nothing yet\n"
+
+
 def test_status_says_the_verdict_first_and_what_is_wrong_with_each_backend(run):
     with admin() as (url, seen):
         code, out, err = run("status", "--server", url, "--token", "t")
@@ -1258,6 +1269,7 @@ def test_a_launched_server_whose_program_or_model_folder_is_missing_is_a_warning
     assert code == 0
     assert told == [(6, "warning", "program-missing"), (6, "warning", "model-folder-missing")]
     assert f"there is no program `{tmp_path}/vllm`" in out
+    assert "see that it is there and may be run" in out
     assert f"there is no folder {tmp_path}/model" in out
 
 

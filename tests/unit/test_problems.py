@@ -18,6 +18,7 @@ from gateway.core.types import (
     Scraped,
     ShedReason,
 )
+from gateway.ops.backendproblems import cause_of
 from gateway.ops.gatewayproblems import Own, own_problems
 from gateway.ops.poolproblems import pool_problems
 from gateway.ops.problems import Known, Problem
@@ -94,6 +95,19 @@ def test_a_pool_that_is_down_tells_how_many_requests_that_hurt(fleet, count, wor
         for _ in range(3):
             fleet.table.observe(each, ProbeFailed(fleet.clock.at, "refused"))
     assert f"; {words} refused in 5 min" in found(fleet, "pool_down")["sentence"]
+
+
+def test_why_a_server_cannot_be_started_is_told_once():
+    why = "m/b1: the program vllm does not exist"
+    tended = {"diagnosis": None, "trouble": why, "waits": None}
+    backend = {
+        "state": "failed",
+        "detail": f"it could not be started: {why}",
+        "supervision": tended,
+    }
+    assert cause_of(backend, {}) == f"It could not be started: {why}."
+    told = cause_of(backend | {"detail": "its process ended"}, {})
+    assert told == f"Its process ended. It could not be restarted: {why}."
 
 
 def test_the_last_seconds_count_so_an_outage_shows_at_once_and_so_does_its_end(fleet):
