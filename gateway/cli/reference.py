@@ -30,8 +30,9 @@ tells the same.
 | 2 | wrong use of the command line |
 | 3 | the settings cannot be used |
 | 4 | there is no such thing |
-| 5 | the token may not do that |
-| 8 | `status --exit-code`: not everything is ready |
+| 5 | it is refused: the token may not do that, or the gateway cannot, or the last backend would go |
+| 8 | `status --exit-code`: something is degraded or down; `doctor`: something is wrong |
+| 130 | Ctrl-C ended it |
 """
 
 
