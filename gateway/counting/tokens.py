@@ -85,7 +85,8 @@ class LocalCounter:
         try:
             self._tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         except Exception as error:  # the library raises nothing narrower
-            raise ConfigError([f"{folder / 'tokenizer.json'}: error: {error}"]) from error
+            why = str(error).partition(" (os error ")[0]
+            raise ConfigError([f"{folder / 'tokenizer.json'}: error: {why}"]) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         special = special_tokens(folder, config)
