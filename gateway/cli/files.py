@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.config.check import Remark
+from gateway.config.effectcheck import budget_in, without_prices
 from gateway.config.findings import Finding, KeyPath, Severity
 from gateway.config.launched import model_of
 from gateway.config.load import Loaded, placed
@@ -94,6 +95,10 @@ def _keys(config: Config, keys: KeysConfig, file: Path) -> Iterator[Remark]:
         records = read_records(path)
         for lost in lost_tiers(records, config.tiers):
             yield Remark(where, "unknown-tier", f"{path}: {lost}")
+        budgets = [(each.id, budget_in(each.own.limits)) for each in records]
+        stated = [f"{rule} of the key {key_id}" for key_id, rule in budgets if rule is not None]
+        if stated and not config.prices.models:
+            yield without_prices(where, stated[0])
         if records:
             hint = "it is created with the first key; keep it beside the keys file"
             if found := _not_opened(where, pepper_path(path), hint):

@@ -27,16 +27,22 @@ def _budgets(config: Config) -> Iterator[Remark]:
     stated += [(("tiers", name), tier.limits) for name, tier in config.tiers.items()]
     stated += [(("tenants", name), tenant.limits) for name, tenant in config.tenants.items()]
     for owner, limits in stated:
-        each = () if limits is None else (limits, *(inner for _, inner in limits.models))
-        found = [rule for rule in _BUDGETS if any(getattr(one, rule) is not None for one in each)]
-        if found:
-            yield Remark(
-                (*owner, "limits"),
-                "no-prices",
-                f"{found[0]} refuses nothing: no model has a price, so all of them are free",
-                "write `prices`, or limit tokens (tokens_per_day, tokens_per_month)",
-                Severity.WARNING,
-            )
+        if rule := budget_in(limits):
+            yield without_prices((*owner, "limits"), rule)
+
+
+def budget_in(limits: KeyLimits | None) -> str | None:
+    """Return the first budget of some limits; None: there is none."""
+    each = () if limits is None else (limits, *(inner for _, inner in limits.models))
+    found = (rule for rule in _BUDGETS if any(getattr(one, rule) is not None for one in each))
+    return next(found, None)
+
+
+def without_prices(path: KeyPath, budget: str) -> Remark:
+    """Return what is said of a budget where nothing costs anything."""
+    told = f"{budget} refuses nothing: no model has a price, so all of them are free"
+    hint = "write `prices`, or limit tokens (tokens_per_day, tokens_per_month)"
+    return Remark(path, "no-prices", told, hint, Severity.WARNING)
 
 
 def _stop(config: Config) -> Iterator[Remark]:

@@ -214,7 +214,7 @@ def test_check_reads_the_tokenizers_that_serve_would_read(run, file, tokenizer):
     file.write_text(text.replace("tokenizer: tokenizer", "tokenizer: /nope"))
     code, out, _ = run("check", file)
     assert code == 3
-    assert served(file, "/nope", "4:16 error /nope/tokenizer.json: No such file") in out
+    assert served(file, "/nope", "4:16 error /nope/tokenizer.json: No such file or directory [bad-tok") in out
     file.write_text(text)
     (tokenizer / "tokenizer.json").write_text("{")
     code, out, _ = run("check", file)
@@ -283,6 +283,15 @@ def test_check_tells_a_keys_file_that_is_there_and_cannot_be_read_as_an_error(ru
     code, out, _ = run("check", file)
     assert code == 3
     assert f"{file}:1:1 error {pepper}: Is a directory; `serve` needs" in out
+
+
+def test_check_warns_of_a_budget_of_a_key_where_nothing_costs_anything(run, file):
+    key_id = created(run, file, "--limit", "budget_per_day=5")["id"]
+    code, out, _ = run("check", file)
+    assert code == 0
+    assert f"budget_per_day of the key {key_id} refuses nothing: no model has a price" in out
+    file.write_text(POOL + "prices: {models: {'*': {output: 2}}}\n")
+    assert run("check", file)[1] == f"{file}: 0 errors, 0 warnings\n"
 
 
 @pytest.mark.parametrize("text", ["", "keys: []\n"])
