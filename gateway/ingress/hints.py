@@ -72,6 +72,7 @@ _HEALTH: Final = "To check the health of this gateway, use GET /livez or GET /re
 ELSEWHERE: Final[Mapping[str, str]] = {
     "/v1/responses": "This gateway does not store responses. Send the whole conversation with each request.",
     "/metrics": "Metrics are on the gateway's admin listener.",
+    "/admin": "The admin API is on the gateway's admin listener.",
     **dict.fromkeys(("/ping", "/load", "/ready", "/version"), _HEALTH),
     **dict.fromkeys(
         (

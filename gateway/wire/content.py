@@ -120,7 +120,9 @@ def scan(field: str, raw: Raw, facts: Found) -> bool:
         return _message(fields_once(raw, field), field, facts)
     if first == _NULL or (first == _QUOTE and field != "messages"):
         return True
-    raise _unclear(field)
+    raise (
+        wrong_type(field, "expected a list of messages") if field == "messages" else _unclear(field)
+    )
 
 
 def _messages(path: str, raw: Raw, facts: Found, depth: int = 0) -> bool:
@@ -159,7 +161,9 @@ def _mixed(path: str, raw: Raw, facts: Found, depth: int) -> bool:
             plain = _messages(place, item, facts, depth + 1) and plain
         elif first == _OBJECT:
             plain = _message(fields_once(item, place), place, facts) and plain
-        elif path.startswith("messages") or first not in b'"-0123456789':
+        elif path.startswith("messages"):
+            raise wrong_type(place, "expected a message, an object with `role` and `content`")
+        elif first not in b'"-0123456789':
             raise _unclear(place)
     return plain
 
@@ -314,7 +318,7 @@ def _address_text(raw: Raw, path: str, facts: Found) -> None:
             facts.note(media_fact(Media.DATA, path))
         return
     if first != _QUOTE:
-        raise _unclear(path)
+        raise wrong_type(path, "expected an address as text")
     facts.note(media_fact(kind_of_address(_TEXT.decode(raw)), path))
 
 
@@ -323,7 +327,7 @@ def _type_of(part: Mapping[str, Raw], path: str) -> str | None:
     if raw is None or begins(raw) == _NULL:
         return None
     if begins(raw) != _QUOTE:
-        raise _unclear(f"{path}.type")
+        raise wrong_type(f"{path}.type", "expected text")
     return _TEXT.decode(raw)
 
 

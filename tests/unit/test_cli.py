@@ -214,7 +214,10 @@ def test_check_reads_the_tokenizers_that_serve_would_read(run, file, tokenizer):
     file.write_text(text.replace("tokenizer: tokenizer", "tokenizer: /nope"))
     code, out, _ = run("check", file)
     assert code == 3
-    assert served(file, "/nope", "4:16 error /nope/tokenizer.json: No such file or directory [bad-tok") in out
+    assert (
+        served(file, "/nope", "4:16 error /nope/tokenizer.json: No such file or directory [bad-tok")
+        in out
+    )
     file.write_text(text)
     (tokenizer / "tokenizer.json").write_text("{")
     code, out, _ = run("check", file)

@@ -58,6 +58,7 @@ def test_every_mistake_of_several_is_named():
         ("/v1/load_lora_adapter", "administrative endpoint"),
         ("/sleep", "administrative endpoint"),
         ("/metrics", "admin"),
+        ("/admin/v1/overview", "The admin API is on the gateway's admin listener."),
         ("/ping", "/livez"),
         ("/v1/files", "OpenAI has this endpoint, vLLM does not"),
         ("/v1/images/generations", "OpenAI has this endpoint, vLLM does not"),

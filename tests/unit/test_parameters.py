@@ -324,6 +324,21 @@ def test_images_that_are_no_addresses_are_refused_as_they_cannot_be_checked(imag
     assert refused("/v2/embed", {"images": ["data:a", *images]}).param == "images"
 
 
+@pytest.mark.parametrize(
+    ("messages", "told"),
+    [
+        ("hello", "`messages` has the wrong type: expected a list of messages."),
+        (["hello", {"role": "user", "content": []}], "`messages[0]` has the wrong type: expected a message, an object with `role` and `content`."),
+        ([{"role": "user", "content": 5}, {"role": "user", "content": []}], "`messages[0].content` has the wrong type: expected text or a list of parts."),
+        ([{"role": "user", "content": [{"type": 5}]}, {}], "`messages[0].content[0].type` has the wrong type: expected text."),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": 5}]}, {}],
+         "`messages[0].content[0].image_url` has the wrong type: expected an address as text."),
+    ],
+)  # fmt: skip
+def test_what_is_no_chat_is_told_as_what_it_should_be(messages, told):
+    assert str(refused("/v1/chat/completions", {"messages": messages})) == told
+
+
 @pytest.mark.parametrize("ids", [[1] * 20_000, [1, *["2"] * 20_000]])
 def test_a_list_of_token_ids_costs_what_one_costs_and_is_refused_for_its_length(ids):
     one, many = (python_calls("/v1/completions", {"stop_token_ids": each}) for each in ([1], ids))
