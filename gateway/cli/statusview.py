@@ -58,7 +58,10 @@ def overview_lines(overview: dict[str, Any], terminal: Terminal) -> list[str]:
     """Return the verdict, the problems, the pools, the backends and what changed last."""
     pools = sorted(overview.get("pools", []), key=worst_first(_POOLS_WORST_FIRST))
     lines = [*_head(overview, terminal)]
-    for text in _facts(overview):
+    facts = list(_facts(overview))
+    if facts and overview.get("problems"):
+        lines.append("")  # they are no part of the last problem
+    for text in facts:
         lines += terminal.wrapped(text, "  ")
     lines += ["", terminal.bold("Pools, in the last 5 minutes")]
     rows = [row for pool in pools for row in _pool_rows(pool, terminal)]

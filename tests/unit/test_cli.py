@@ -1352,6 +1352,15 @@ def test_a_key_file_that_may_not_be_written_is_one_line(run, file):
     assert "No such file or directory" in err
 
 
+def test_what_is_to_be_known_beside_the_problems_stands_apart_from_them(run):
+    one = {"severity": "note", "sentence": "Something is odd.", "cause": "", "next": "Look."}
+    told = {"state": "ready", "verdict": {"state": "ok"}, "holds": [{"pool": "m", "until": None}]}
+    held = "  Automatic restarts of m are on hold until lifted.\n"
+    for problems, before in (([one], f"  next  Look.\n\n{held}"), ([], held)):
+        with admin({**told, "problems": problems}) as (url, _):
+            assert before in run("status", "--server", url)[1]
+
+
 def test_an_overview_without_pools_says_so(run):
     with admin({"state": "ready", "verdict": "Nothing to do."}) as (url, _):
         code, out, _ = run("status", "--server", url)
