@@ -130,8 +130,8 @@ class Needs:
 
 def _likely(call: Call, demand: Demand) -> int:
     """Return how many tokens a prompt probably has; of pairs all of them together."""
-    likely = likely_tokens(call)
-    return likely if call.endpoint in PAIRED else min(likely, demand.prompt_tokens)
+    likely, most = likely_tokens(call), demand.prompt_tokens
+    return likely if likely < most or call.endpoint in PAIRED else most  # half the time of `min`
 
 
 def _kept(call: Call, window_tokens: int | None, prompt_tokens: int) -> int:

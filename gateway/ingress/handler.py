@@ -168,7 +168,7 @@ class Handler:
             bug = GatewayError("Internal error in the gateway. It has been logged.")
             self._refuse(down, record, bug)
         finally:
-            if ask is not None:
+            if ask is not None and ask.place is not None:
                 let_go(ask)
             if down.hold is not None:
                 down.drop_body()
@@ -236,7 +236,7 @@ class Handler:
         """Send the request to a backend with room, and to another where that repeats nothing."""
         self.passing.keep_trail(settings.going_on, ask)
         while True:
-            slot = taken_ahead(ask) or self.gate.enter(ask)
+            slot = self.gate.enter(ask) if ask.place is None else taken_ahead(ask)
             slot = slot or await self._wait(settings, down, record, ask)
             if ask.fallback is not None:
                 self.gate.note(ask, down.id, slot.backend_id)

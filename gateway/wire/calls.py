@@ -146,7 +146,7 @@ def _ordinary_call(
         body=body,
         max_new_tokens=limit,
         max_new_field=limit_field,
-        wants_usage=bool(options) and options.include_usage is True,
+        wants_usage=options.include_usage is True if options else False,
         text_bytes=found.text_bytes,
         likely_bytes=found.likely_bytes,
         content_type=content_type,
