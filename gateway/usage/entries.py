@@ -102,27 +102,29 @@ def entry_of(record: RequestRecord, n: int, at: float, price: Price | None) -> E
     caller = record.caller
     if caller is None or record.outcome is _SHED or not reached(record.attempts, record.failed):
         return None
-    usage, taken, source = record.usage, record.taken, source_of(record)
+    usage, pool = record.usage, record.pool or ""
     prompt = cached = output = 0
     if usage is not None:
+        source = usage.source._value_
         prompt, output = usage.prompt_tokens, usage.completion_tokens
         cached = usage.cached_tokens or 0
-    elif taken is not None and source is RESERVED:
-        prompt, output = round(taken.costs.input_tokens), round(taken.costs.output_tokens)
+    elif (source := source_of(record)) is RESERVED and record.taken is not None:
+        costs = record.taken.costs
+        prompt, output = round(costs.input_tokens), round(costs.output_tokens)
     return Entry(  # by position: names would double what it costs, and each request pays for it
         n,
         record.id,
-        int(at * 1000 + 0.5) / 1000,  # a third of what `round` takes
+        (at * 1000 + 0.5) // 1 / 1000,  # a third of what `round` takes
         caller.tenant,
         caller.key_id,
-        record.pool or "",
+        pool,
         record.adapter or "",
         prompt,
         cached,
         output,
         0.0 if price is None else round(price.of(prompt, output, cached), 9),
         source,
-        _alias(record),
+        "" if record.model == pool else _alias(record),
     )
 
 
