@@ -31,6 +31,7 @@ from gateway.resume.stream import TrailedStream
 from gateway.upstream.relay import Relay
 from gateway.upstream.reply import Reply
 from gateway.wire.calls import EndpointSpec
+from gateway.wire.chunks import framed
 from gateway.wire.forms import FormReader
 from gateway.wire.frames import OPENAI, error_frame
 from gateway.wire.replies import Fault
@@ -301,7 +302,7 @@ class Downstream:
         self._transport.write(self._framed(data))
 
     def _framed(self, data: bytes) -> bytes:
-        return b"%x\r\n%b\r\n" % (len(data), data) if self.takes_chunks and data else data
+        return framed(data) if self.takes_chunks and data else data
 
     def announce(self, position: int, eta_s: float | None) -> None:
         """Answer a stream that waits for room with 200 and a comment that says how long."""

@@ -29,6 +29,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+import msgspec
+from msgspec import structs
+
 from gateway.core.types import Credit
 from gateway.pools.rate import Rate
 
@@ -64,7 +67,7 @@ class Counted(NamedTuple):
     unread_tokens: int  # of those that have none yet
 
 
-class Measured(NamedTuple):
+class Measured(msgspec.Struct, frozen=True, gc=False):
     """Tokens that were read up to a moment, or found cached."""
 
     now: float
@@ -143,7 +146,8 @@ class Reading:
     def wrote(self, gap_s: float, least_s: float) -> None:
         """Note a stream that ended: it got a token each `gap_s`; at best one gets one each `least_s`."""
         self._gaps_s.append(gap_s)
-        self._slower_s = max(0.0, min(self._gaps_s) - least_s)
+        slower_s = min(self._gaps_s) - least_s
+        self._slower_s = slower_s if slower_s > 0.0 else 0.0
 
     def unseen(self) -> None:
         """Note that no scrapes come any more: what is measured counts at once, as it is."""
@@ -166,7 +170,8 @@ class Reading:
             if not measured.alone:  # its share
                 all_tokens = self._all_tokens - before.read_tokens
                 found_tokens *= min(1.0, measured.tokens / max(1, all_tokens))
-            measured = measured._replace(tokens=measured.tokens - math.ceil(found_tokens))
+            tokens = measured.tokens - math.ceil(found_tokens)
+            measured = structs.replace(measured, tokens=tokens)
         self._learn(measured)
 
     def _learn(self, measured: Measured) -> None:

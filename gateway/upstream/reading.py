@@ -10,7 +10,7 @@ import httptools
 import msgspec
 
 from gateway.upstream.reply import EVENT_STREAM, Reply
-from gateway.wire.chunks import unframed
+from gateway.wire.chunks import inside, unframed
 
 # A reply with status 200 that is no event stream is collected up to here, so that it can be judged as
 # a whole; beyond it, it is streamed. Also what one stream may hold in memory.
@@ -192,7 +192,11 @@ class Reading:
     def _begin_by_sight(self, data: bytes) -> bool:
         """Begin a stream that a read begins as vLLM does; False: it is to be parsed."""
         head = usual_stream(data)
-        rest = unframed(data[len(head) :]) if head else None
+        if not head:
+            return False
+        data = data[len(head) :]
+        one = inside(data)  # as nearly always
+        rest = (one, False) if one else unframed(data)
         if rest is None:
             return False
         self._parsed = self._between_chunks = True

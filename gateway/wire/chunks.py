@@ -16,9 +16,7 @@ from typing import Final
 
 MAX_CHUNK: Final = 4096  # bytes; longer frames are rare, and parsed
 _QUOTE: Final = ord('"')
-_SIZES: Final = {b"%x" % size: size for size in range(1, MAX_CHUNK)}  # as engines write them
-_SIZE_LINE_BYTES: Final = 5
-_LAST: Final = b"0\r\n\r\n"  # the chunk that ends a body, without trailers
+_SIZES: Final = {b"%x" % size: size for size in range(MAX_CHUNK)}  # as engines write them
 
 
 def _size_line(chunk_bytes: int) -> bytes:
@@ -48,26 +46,28 @@ def inside(data: bytes) -> bytes:
     return held if line and len(held) == size - len(line) - 2 else b""
 
 
+def framed(data: bytes) -> bytes:
+    """Return one chunk that holds these bytes, of which there must be some."""
+    size = len(data)
+    line = LINES[size] if size < MAX_CHUNK else b"%x\r\n" % size
+    return b"".join((line, data, b"\r\n"))  # half the time of `%`
+
+
 def unframed(data: bytes) -> tuple[bytes, bool] | None:
     """Return what the chunks hold that `data` is, and whether the last chunk of the body is among them.
 
     None: it is anything else than whole chunks without extensions, or trailers follow: only the parser
     reads that.
     """
-    held: list[bytes] = []
-    at = 0
-    while (line_end := data.find(b"\r\n", at, at + _SIZE_LINE_BYTES)) > 0:
-        size = _SIZES.get(data[at:line_end], 0)
-        if not size:
-            break
-        begin, at = line_end + 2, line_end + size + 4
-        if not data.startswith(b"\r\n", at - 2):
-            return None
-        held.append(data[begin : at - 2])
-    ends = data.startswith(_LAST, at)
-    if at + ends * len(_LAST) != len(data):
+    lines = data.split(b"\r\n")  # what chunks hold has line feeds alone
+    if lines.pop() or len(lines) % 2:
         return None
-    return b"".join(held), ends
+    parts, ends = lines[1::2], False
+    for place, part in enumerate(parts):
+        if ends or _SIZES.get(lines[2 * place]) != len(part):
+            return None
+        ends = not part
+    return b"".join(parts), ends
 
 
 class Shape:
