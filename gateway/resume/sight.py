@@ -18,6 +18,7 @@ CHOICES: Final = b',"choices":['
 _IDS: Final = b'"token_ids":['
 _WRITES_IDS: Final = b"0123456789,"
 _USAGE: Final = b'"usage":{'
+_FINISHES: Final = b'"finish_reason":"'
 _TEXT: Final = (b'"content":"', b'"text":"', b'"reasoning":"', b'"reasoning_content":"')
 
 
@@ -58,7 +59,8 @@ class Sight:
             not (closes and ids and bracket and head.endswith(_TEXT))
             or text.endswith(b"\\")  # that quote may be a part of the text
             or not (text or head == self._head)
-            or _USAGE in frame  # each of these must be parsed
+            or middle.find(_FINISHES) >= 0  # none like it follows
+            or frame.find(_USAGE) >= 0  # each of these must be parsed
             or len(frame) >= MAX_CHUNK
             or len(shown) - len(head) > LONGER_BYTES
         ):
@@ -77,7 +79,7 @@ class Sight:
         An engine that is faster than we read leaves several in one read.
         """
         end = self._end
-        if not end or not data.endswith(end):
+        if not end or not data.endswith(end) or data.find(self._middle) < 0:
             return []
         parts: list[tuple[bytes, bytes]] = []
         for each in data.split(end)[:-1]:

@@ -307,7 +307,7 @@ class TrailedStream(StreamWatch):
 
     def _judge_chunk(self, frame: bytes, payload: bytes) -> bytes:
         out = super()._judge_chunk(frame, payload)
-        self._summed_up = self._summed_up or _NO_CHOICES in frame
+        self._summed_up = self._summed_up or frame.find(_NO_CHOICES) >= 0
         if self._aborted and not self.ended:
             return self._end(ABORTED)  # the client must not see the end of what may go on
         return out

@@ -30,6 +30,7 @@ from gateway.wire.objects import decode_or_none
 # So many frames without text in a row are no character that is not whole yet, and no parser's doubt.
 _MOST_UNSHOWN: Final = 16
 _IDS: Final = b'"token_ids":['
+_NO_IDS: Final = b'"token_ids":null'
 _PROMPT_IDS: Final = b'"prompt_token_ids":['
 _NOTHING: Final = b'"delta":{"role":"assistant","content":""}'  # how vLLM begins: it shows nothing
 _TOKENS: Final = msgspec.json.Decoder(list[int])
@@ -151,24 +152,25 @@ class Trail(Sight):
             return frame
         before, mark, rest = frame.rpartition(_IDS)
         if not mark:
-            if self._prompt is not None and CHOICES in frame and _NOTHING not in frame:
+            shows = frame.find(CHOICES) >= 0 and frame.find(_NOTHING) < 0
+            if shows and self._prompt is not None:
                 self._unread.append((frame, len(self._ids), False))  # its text is said again
             return frame
         if (told := self._tell_frame(frame)) is not None:
             return told
         ids, _, after = rest.partition(b"]")
         if ids:
-            self._ids += b"%b," % ids
+            self._ids += ids + b","
         self.learn(frame)
-        frame = b"%b%bnull%b" % (before, mark[:-1], after)
-        self._unread.append((frame, len(self._ids), b"," not in ids))
+        frame = b"".join((before, _NO_IDS, after))
+        self._unread.append((frame, len(self._ids), _COMMA not in ids))
         if len(self._unread) > _MOST_UNSHOWN:
             self._read()
         return frame
 
     def _tell_frame(self, frame: bytes) -> bytes | None:
         """Return a frame of the learnt shape, from a read with others, without its ids; None: it must be parsed."""
-        if not self._end or len(frame) >= MAX_CHUNK:
+        if not self._end or len(frame) >= MAX_CHUNK or frame.find(self._middle) < 0:
             return None
         chunk = b"%b%b\r\n" % (LINES[len(frame)], frame)
         told = self.tell(chunk)

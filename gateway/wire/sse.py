@@ -430,5 +430,5 @@ def _stamped(frame: bytes, fingerprint: Raw) -> bytes:
 
 def is_whole(frame: bytes) -> bool:
     """Whether a last frame, its blank line missing, is complete all the same."""
-    payload = frame[frame.find(b"data:") + 5 :].strip()
-    return payload == b"[DONE]" or decode_or_none(frames.ANY, payload) is not None
+    json = frame[frame.find(b"data:") + 5 :].strip()
+    return json == b"[DONE]" or (json != b"" and decode_or_none(frames.ANY, json) is not None)
