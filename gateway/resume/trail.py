@@ -98,8 +98,9 @@ class Trail(Sight):
         text, _, rest = chunk.removeprefix(beginning).partition(b'"')
         told = rest.removeprefix(self._middle).removesuffix(self._end)
         same_bytes = len(beginning) + self._around_bytes
-        fits = line and text and told.isdigit() and same_bytes + len(text) + len(told) == size
-        if not fits or (self._unread and not self._read()) or not self._shows_whole:
+        if same_bytes + len(text) + len(told) != size or not (line and text and told.isdigit()):
+            return None
+        if (self._unread and not self._read()) or not self._shows_whole:
             return None
         ids = self._ids
         ids += told

@@ -101,8 +101,9 @@ class Shape:
         line = SIZE_LINES[size] if size < MAX_CHUNK else b""
         beginning = line + self._head
         text = chunk.removeprefix(beginning).removesuffix(self._tail)
-        fits = bool(line) and len(beginning) + len(text) + self._tail_bytes == size
-        return fits and (_QUOTE not in text or is_inside(text))
+        if not line or len(beginning) + len(text) + self._tail_bytes != size:
+            return False
+        return _QUOTE not in text or is_inside(text)
 
     def split(self, data: bytes) -> list[bytes]:
         """Return the chunks in `data`; nothing, unless each is one frame of this shape.

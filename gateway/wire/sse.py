@@ -130,10 +130,12 @@ class StreamWatch:
 
     def by_sight(self, data: bytes) -> bytes | None:
         """Return a read that only holds more tokens, and count them; None: feed it."""
-        shape = self.shape
-        events = 1 if shape.fits(data) else len(shape.split(data))
-        self.events += events
-        return data if events else None
+        if self.shape.fits(data):
+            self.events += 1
+            return data
+        several = self.shape.split(data)
+        self.events += len(several)
+        return data if several else None
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes as they came; return what may be sent on now."""
