@@ -317,12 +317,12 @@ class TrailedStream(StreamWatch):
         trail, reached = self.trail, self._reached
         if self._completes:
             frame = as_chat(frame)
-        if isinstance(trail, Transcript):
+        if not isinstance(trail, Trail):
+            assert isinstance(trail, Transcript)
             trail.keep(frame)
             if reached is None:
                 return frame
             return trail.retold(frame, lambda usage: add_up(usage, reached.said_tokens))
-        assert isinstance(trail, Trail)
         frame = trail.strip(frame)
         if reached is None:
             if not self._head:

@@ -271,8 +271,7 @@ def _lengthened(call: Call, *, usage: bool, ids: bool) -> bytes | None:
         return None
     if (usage and body.find(b'"stream_options"') >= 0) or (ids and body.find(_IDS) >= 0):
         return None
-    more = b',"stream_options":{"include_usage":true}' if usage else b""
-    return b"%b%b%b}" % (body[:-1], more, b"," + _IDS + b":true" if ids else b"")
+    return b"".join((body[:-1], _MORE_USAGE if usage else b"", _MORE_IDS if ids else b"", b"}"))
 
 
 def _rewritten(
@@ -297,6 +296,8 @@ def _limit_field(endpoint: Endpoint, *, plain: bool) -> str | None:
 
 
 _IDS: Final = b'"return_token_ids"'
+_MORE_IDS: Final = b",%b:true" % _IDS
+_MORE_USAGE: Final = b',"stream_options":{"include_usage":true}'
 _TRUE: Final = Raw(b"true")
 _STANDARD_LIMIT: Final = {spec.endpoint: spec.limits[0] for spec in _ALLOWED if spec.limits}
 _OLDEST_LIMIT: Final = {spec.endpoint: spec.limits[-1] for spec in _ALLOWED if spec.limits}

@@ -99,7 +99,8 @@ def decode_or_none(decoder: msgspec.json.Decoder[Any], data: bytes | Raw) -> Any
 
 def is_given(raw: Raw) -> bool:
     """Whether a raw field is there and not null."""
-    return len(raw) > 0 and bytes(raw) != b"null"
+    size = len(raw)
+    return size > 0 and (size != len(b"null") or bytes(raw) != b"null")
 
 
 def begins(raw: Raw) -> int:
