@@ -44,7 +44,7 @@ START_S = 300.0  # half a minute when nothing else runs
 PATIENCE_S = 300.0  # for what comes at once where a processor is free; no claim of ours
 FOUND_S = 20.0  # most that a frozen engine may go unnoticed; 5 to 8 are usual
 OUT_S = 1.5  # most that new requests still go to an engine that died
-ENV = VLLM_ENV | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+ENV = VLLM_ENV | FORKING | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 SUPERVISION = {"backoff": "1s", "max_backoff": "2s", "stop_grace": "5s", "max_restarts": 20}
 
 
@@ -216,10 +216,7 @@ class TestFleet:
             "max_loras": 2,
             "lora_modules": f"lora-a={lora}",
         }
-        first, second = (
-            each | {"env": ENV | FORKING}
-            for each in (launch(0, **adapters), launch(1, orphan="stop", **adapters))
-        )
+        first, second = launch(0, **adapters), launch(1, orphan="stop", **adapters)
         # Two engines on the processors of this machine are slow, which is not what is tried here.
         slow = {"ttft": "60s", "itl": "5s"}
         patient = "health: {timeout: 10s}\ntimeouts: {connect: 10s}\n"

@@ -20,6 +20,7 @@ from gateway.pools.backend import Backend
 from gateway.watch.fetch import FetchError, Pages
 from gateway.wire.calls import ENDPOINTS, parse_call
 from tests.e2e.support import MODELS, VLLM, VLLM_ENV, gateway, get, need
+from tests.e2e.vllms import FORKING
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
@@ -43,7 +44,7 @@ asyncio.run(main())
 
 
 class Bench:
-    def __init__(self, folder):
+    def __init__(self, folder, env=VLLM_ENV | FORKING):
         self.folder = folder
         self.port = free_port()
         python, tiny = need(VLLM / "bin/python", "vLLM"), need(MODELS / "tiny", "the tiny model")
@@ -56,7 +57,7 @@ class Bench:
                 "enforce-eager": True,
                 "dtype": "float32",
             },
-            env=VLLM_ENV,
+            env=env,
         )
 
     def launcher(self):
@@ -145,7 +146,7 @@ def test_start_death_of_the_engine_restart_and_stop_leave_nothing(tmp_path):
 
 
 def test_a_server_that_outlived_a_killed_gateway_is_adopted_and_ended(tmp_path):
-    bench = Bench(tmp_path)
+    bench = Bench(tmp_path, VLLM_ENV)  # its engine imports everything anew, as it does without us
     words = [sys.executable, "-c", GATEWAY, bench.config.model_dump_json(), str(tmp_path)]
     gateway = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     started = gateway.stdout.readline().strip()
