@@ -25,17 +25,19 @@ class RedisServer:
 
     def __init__(self, program: str, folder: pathlib.Path, *options: str) -> None:
         self.program, self.folder, self.options = program, folder, options
-        self.port = free_port()  # it is the same after a restart; a cluster's bus is 10,000 above
+        self.port = free_port()  # it is the same after a restart
         self.socket = str(folder / "redis.sock")
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        self.process = subprocess.Popen(
-            [self.program, *self.options, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
-             "--unixsocket", self.socket, "--dir", str(self.folder)],
-            stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+        log = self.folder / "log.txt"
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [self.program, *self.options, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
+                 "--unixsocket", self.socket, "--dir", str(self.folder)],
+                stdout=out,
+            )  # fmt: skip
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError):
@@ -43,7 +45,7 @@ class RedisServer:
                 if pathlib.Path(self.socket).exists():  # it makes that a moment later
                     return
             time.sleep(0.02)
-        raise AssertionError(f"{self.program} does not listen")
+        raise AssertionError(f"{self.program} does not listen: {log.read_text()[-2000:]}")
 
     def client(self, **more: object) -> redis.Redis:
         return redis.Redis(port=self.port, decode_responses=True, **more)

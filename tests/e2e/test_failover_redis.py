@@ -18,6 +18,7 @@ from gateway.usage.shared import _JOURNALS as LEDGERS
 from tests.e2e.test_keys_redis import replica, until
 from tests.limitedgateway import LimitedGateway
 from tests.limitercases import plan_of
+from tests.ports import free_port
 from tests.redisserver import PROGRAMS, redis_server
 from tests.stories.support import story
 
@@ -143,14 +144,18 @@ async def cluster(program):
     """Run three masters, which share the slots, and a replica of the first; yields the four."""
     options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000", *QUICKLY]
     with contextlib.ExitStack() as stack:
-        nodes = [stack.enter_context(redis_server(*options, program=program)) for _ in range(4)]
+        buses = [free_port() for _ in range(4)]  # by itself a port on which others may listen
+        starts = [
+            redis_server(*options, "--cluster-port", f"{bus}", program=program) for bus in buses
+        ]
+        nodes = [*map(stack.enter_context, starts)]
         first, *_, spare = nodes
         for number, node in enumerate(nodes[:3]):
             last = 16383 if number == 2 else THIRD * (number + 1) - 1
             node.ask("CLUSTER", "ADDSLOTSRANGE", THIRD * number, last)
             node.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-        for node in nodes[1:]:
-            first.ask("CLUSTER", "MEET", "127.0.0.1", node.port)
+        for node, bus in zip(nodes[1:], buses[1:], strict=True):
+            first.ask("CLUSTER", "MEET", "127.0.0.1", node.port, bus)
         for node in nodes:
             await eventually(lambda node=node: is_well(node))
         spare.ask("CLUSTER", "REPLICATE", first.ask("CLUSTER", "MYID"))
