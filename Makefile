@@ -74,8 +74,8 @@ e2e: setup             ## real vLLM, real nginx, real SDKs; skips what is not in
 	@$(MAKE) --jobs 2 --keep-going --output-sync e2e-vllm e2e-others
 	@$(MAKE) e2e-redis
 
-e2e-redis: setup       ## several gateways on one Redis; alone, for engines beside it make Redis late
-	$(BIN)/pytest -m e2e --durations 15 tests/e2e/*_redis.py
+e2e-redis: setup       ## several gateways on one Redis; without engines beside it, which make Redis late
+	$(BIN)/pytest -m e2e -n 2 --dist loadfile --durations 15 tests/e2e/*_redis.py
 
 e2e-vllm: setup        ## the tests that need a real vLLM: one process, for two pairs of engines are too many
 	$(BIN)/pytest -m 'e2e and vllm' --durations 15 tests/e2e
