@@ -22,9 +22,9 @@ class LimitedGateway:
         self.store = redis_store(url, clock)
         self.accounts = Accounts(clock, self.store.link, state, 10**6, lambda *_: price)
         self.limiter = limiter_of(clock, self.store.link, lambda: replicas, self.accounts, None)
-        self.doubtful = (
-            0  # tokens that Redis may have counted, though the limiter did not hear of it
-        )
+        # Tokens that Redis may have counted, though the limiter did not hear of it; of these, such as it
+        # answered too late for: what was taken there stays taken, and the ledger tells what was used.
+        self.doubtful = self.late = 0
 
     async def answers(self, plan, tokens, times=1):
         """Answer requests that use so many tokens; returns how many fitted."""
@@ -32,7 +32,9 @@ class LimitedGateway:
         for _ in range(times):
             taken = await self.limiter.take(plan, costs)
             if isinstance(taken, Taken):
-                self.doubtful += 0 if taken.shared else tokens
+                if not taken.shared:
+                    self.doubtful += tokens
+                    self.late += 0 if self.store.link.trouble else tokens
                 self.limiter.settle(taken, costs)
                 made = record(tokens=(tokens, 0), received_at=SystemClock.now())
                 owner = plan.stores[0].partition("{t:")[2].partition("}")[0]

@@ -44,21 +44,28 @@ class Gateway(LimitedGateway):
 
     async def used(self):
         """Return what is used of the key's month and day (money in millionths), and of the tenant's day."""
-        used = await super().used(PLANS["k"])
-        return used and (used[0], round(used[1] * 1e6), used[2])
+        while (used := await super().used(PLANS["k"])) is None:  # the machine may be busy
+            await asyncio.sleep(0.1)
+        return used[0], round(used[1] * 1e6), used[2]
 
 
 async def turns_until(gateways, *wanted):
     """Have all take turns until each finds that so much is used; then no turn changes it."""
-    told = ()
+    late, told = sum(each.late for each in gateways), ()
+
+    def right():
+        """What Redis was too late to answer may count twice, and nothing else."""
+        pairs = [zip(wanted, each, strict=True) for each in told]
+        return told and all(least <= used <= least + late for each in pairs for least, used in each)
+
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(20):
-            while not told or any(each != wanted for each in told):
+            while not right():
                 for each in gateways:
                     await each.accounts.turn()
                 told = [await each.used() for each in gateways]
     for _ in range(3):
-        assert told == [wanted] * len(gateways)
+        assert right(), (wanted, late, told)
         for each in gateways:
             await each.accounts.turn()
         told = [await each.used() for each in gateways]
@@ -136,7 +143,7 @@ async def test_days_and_months_go_on_where_they_were_after_redis_lost(tmp_path, 
     assert await gateways[0].answers("k", 30, 2) == 2
     await turns_until(gateways, 6210, 6210, 6231)
     assert await gateways[1].answers("k", 3791) == 0
-    assert await gateways[2].answers("k", 3790) == 1
+    assert await gateways[2].answers("k", 3790 - sum(each.late for each in gateways)) == 1
     for each in gateways:
         await each.ends()
 
