@@ -373,18 +373,29 @@ async def in_force(world, setting):
 
 @story
 async def test_a_restart_after_two_upgrades_waits_for_what_the_first_process_still_carries():
-    async with served(pools=launches(free_port())) as world, client(world) as http:
+    port = free_port()
+    faults = f"http://127.0.0.1:{port}/sim/faults"
+    untested = launches(port).replace('"backoff"', '"canary": "0s", "backoff"')
+    async with (
+        served(pools=untested) as world,
+        client(world) as http,
+        loopback.client() as sim,
+    ):
         (before,) = records(world)
-        body = chat(stream=True, max_tokens=2000)
+        body = chat(stream=True, max_tokens=60)
         async with http.stream("POST", "/v1/chat/completions", json=body) as reply:
             pieces = reply.aiter_text()
             text = await anext(pieces)
+            # It lasts as long as the upgrades do.
+            await sim.post(faults, json={"fault": "frozen"})
             for _ in range(2):
                 ran = await world.upgrade()
                 assert ran.returncode == 0, ran.stderr
             await world.until(lambda: not runs(world.pids[1]))
             assert runs(world.pids[0])
             await order(world, "backends/m/b1:restart", {"force": True})
+            assert records(world)[0]["pid"] == before["pid"]
+            await sim.delete(faults)
             text += "".join([each async for each in pieces])
         assert frames(text)[-1] == "[DONE]"
         assert "error" not in text
