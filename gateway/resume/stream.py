@@ -25,7 +25,7 @@ from gateway.resume.rest import as_completion, has_messages, kept, limit_of, res
 from gateway.resume.rules import held_back_chars, is_parsed, joins, may_go_on, offers_tools
 from gateway.resume.shown import without
 from gateway.resume.sight import CHOICES
-from gateway.resume.trail import Reached, Trail
+from gateway.resume.trail import ONLY_IDS, Reached, Trail
 from gateway.resume.transcript import Transcript
 from gateway.resume.usage import add_up, added_up, counted
 from gateway.wire.chunks import Shape
@@ -280,10 +280,8 @@ class TrailedStream(StreamWatch):
             self._exact = may_go_on(call) and (not by_text or takes_text(call))
         if not self._exact:
             return Barrier.REQUEST
-        if self._finished:  # behind its end nothing follows
-            return Barrier.REPLY
-        if self._long is not None or not trail.leads_on:  # a part of a frame was passed on
-            return Barrier.REPLY
+        if self._finished or self._long is not None or not trail.leads_on:
+            return Barrier.REPLY  # behind its end nothing follows, nor behind a part of a frame
         if self._unheard:  # its seam was found before
             return None
         if self._again or (trail.reasoned and trail.again):
@@ -323,12 +321,13 @@ class TrailedStream(StreamWatch):
             if reached is None:
                 return frame
             return trail.retold(frame, lambda usage: add_up(usage, reached.said_tokens))
-        frame = trail.strip(frame)
+        frame, silent = trail.strip(frame), frame.find(ONLY_IDS) >= 0
         if reached is None:
-            if not self._head:
-                self._head = frame[: max(0, frame.find(CHOICES))]
-            return frame
-        return self._gone_on(frame, reached)
+            self._head = self._head or frame[: max(0, frame.find(CHOICES))]
+        else:
+            frame = self._gone_on(frame, reached)
+        self.events += silent
+        return b"" if silent else frame
 
     def _gone_on(self, frame: bytes, reached: Reached) -> bytes:
         """Return a frame of another backend as one of the first."""

@@ -6,6 +6,9 @@ gets the frames as if nobody had asked:
 
     "prompt_token_ids":[2,88,278]    ->  "prompt_token_ids":null     kept
     "token_ids":[713]                ->  "token_ids":null            kept
+    "delta":{},...,"token_ids":[713] ->  no frame (`ONLY_IDS`)       kept
+
+vLLM sends the last kind only to who asks for ids: a parser of tool calls swallowed the text of these tokens.
 
 A text may lag behind its tokens: a character that is not whole yet, and what a parser holds back, is
 not shown. So a stream goes on after the last token that showed text, and not after the last that came
@@ -31,6 +34,7 @@ from gateway.wire.objects import decode_or_none
 _MOST_UNSHOWN: Final = 16
 _IDS: Final = b'"token_ids":['
 _NO_IDS: Final = b'"token_ids":null'
+ONLY_IDS: Final = b'"delta":{},"logprobs":null,"finish_reason":null,' + _IDS  # and nothing to show
 _PROMPT_IDS: Final = b'"prompt_token_ids":['
 _NOTHING: Final = b'"delta":{"role":"assistant","content":""}'  # how vLLM begins: it shows nothing
 _TOKENS: Final = msgspec.json.Decoder(list[int])

@@ -96,6 +96,30 @@ def test_the_client_gets_what_it_had_got_without_however_the_bytes_come(pieces, 
     assert out == b"".join(plain)
 
 
+@pytest.mark.parametrize("usage", [{}, {"stream_options": {"include_usage": True}}])
+def test_a_frame_that_is_sent_for_its_ids_alone_is_kept_from_the_client_and_counted(usage):
+    """vLLM sends it to who asks for ids while a parser of tool calls swallows text, and to nobody else."""
+    named = [{"index": 0, "id": "c", "function": {"name": "f", "arguments": ""}}]
+    watch = begun(frame("so", [7]), asked=call(tools=TOOLS, **usage))
+    came = watch.events
+    assert watch.feed(frame(None, [8])) == b""
+    assert watch.feed(frame(None, [9]) + frame(None, [10, 11], tool_calls=named)) == frame(
+        None, None, tool_calls=named
+    )
+    assert watch.feed(frame(None, [12], finish="tool_calls")) + watch.feed(DONE) == (
+        frame(None, None, finish="tool_calls") + DONE
+    )
+    assert watch.complete
+    assert watch.events == came + 4
+    assert watch.trail.said_tokens == 6
+
+
+def test_an_empty_frame_that_nobody_asked_ids_for_is_passed_on():
+    watch = begun(frame("so", [7]))
+    for each in (frame(None, None), frame(None, False)):
+        assert watch.feed(each) == each
+
+
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 WAYS = st.sampled_from([{}, {"stop": ["##"]}, {"stop": ["###", "x"]}, {"tools": TOOLS}])
 
