@@ -12,7 +12,7 @@ from gateway.core.tracing import Parent
 
 CLIENT_ID: Final = re.compile(rb"[A-Za-z0-9_.-]{1,128}")  # a client's own request id
 
-_ABSOLUTE: Final = re.compile(rb"https?://[^/?#]+([^#]*)", re.IGNORECASE)
+_ABSOLUTE: Final = re.compile(rb"https?://[^/?]+(.*)", re.IGNORECASE)
 
 
 _as_line: Final = b"%b: %b\r\n".__mod__
@@ -37,8 +37,10 @@ def joined(headers: Collection[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
 def origin_form(target: bytes) -> bytes:
     """Return path and query of a request target that is a whole URL (RFC 9112 section 3.2.2).
 
-    A target of another form is returned as it is; only one that begins with a slash is a path.
+    A target of another form is returned as it is; only one that begins with a slash is a path. Either loses
+    its fragment, which is the client's own affair.
     """
+    target = target.partition(b"#")[0]
     found = _ABSOLUTE.fullmatch(target)
     if found is None:
         return target

@@ -229,7 +229,7 @@ class RequestReader(HttpToolsProtocol):
         if not self.http11 and version != "1.0":
             raise httptools.HttpParserError("neither HTTP/1.1 nor HTTP/1.0")
         self.in_head = False
-        if not self.url.startswith(b"/"):
+        if not self.url.startswith(b"/") or b"#" in self.url:
             self._take_path()
         self.fields = fields = joined(self.headers)
         self.told_bytes = int(fields[b"content-length"]) if b"content-length" in fields else None
@@ -296,7 +296,7 @@ class RequestReader(HttpToolsProtocol):
             raise httptools.HttpParserError("a tunnel")
 
     def _take_path(self) -> None:
-        """Reduce a request target that is a whole URL to its path; refuse any other."""
+        """Reduce a request target that is a whole URL, or has a fragment, to its path; refuse any other."""
         self.url = origin_form(self.url)
         if not self.url.startswith(b"/"):
             target = redact(self.url[:_SHOWN_BYTES].decode("latin-1"))

@@ -70,6 +70,8 @@ def test_the_head_again_reads_the_same_but_for_the_offer(others, frame, offer, c
         (b"http:///v1", b"http:///v1"),  # no host: not a URL of this scheme
         (b"ftp://gateway/v1", b"ftp://gateway/v1"),
         (b"gateway:443", b"gateway:443"),
+        (b"http://gateway/v1?x#y", b"/v1?x"),
+        (b"/v1?x#y?z", b"/v1?x"),
         (b"*", b"*"),
         (b"/http://gateway/v1", b"/http://gateway/v1"),
     ],

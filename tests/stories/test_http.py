@@ -179,6 +179,19 @@ def test_a_whole_url_is_served_like_its_path(prefix):
     check()
 
 
+@pytest.mark.parametrize("prefix", ["", "http://gateway"])
+def test_a_fragment_which_clients_should_keep_to_themselves_changes_nothing(prefix):
+    @story
+    async def check():
+        async with gateway(FAST) as world, connected(world.process.public_port) as wire:
+            ask = request("POST", f"{prefix}{CHAT}#part", chat_body(), key=world.key)
+            assert (await wire.ask(ask)).status == 200
+            reply = await wire.ask(request(target=f"{prefix}/v1/models#part", key=world.key))
+            assert json.loads(reply.body)["data"][0]["id"] == "m"
+
+    check()
+
+
 @pytest.mark.parametrize(
     "target", ["ftp://gateway/v1/chat/completions", "gateway:80", "http:///v1"]
 )
