@@ -96,8 +96,8 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         (
             "/v1/assistants", "/v1/audio/speech", "/v1/batches", "/v1/conversations", "/v1/files",
-            "/v1/fine_tuning", "/v1/images", "/v1/moderations", "/v1/threads", "/v1/uploads",
-            "/v1/vector_stores", "/v1/videos",
+            "/v1/fine_tuning", "/v1/images", "/v1/moderations", "/v1/responses/compact",
+            "/v1/responses/input_tokens", "/v1/threads", "/v1/uploads", "/v1/vector_stores", "/v1/videos",
         ),
         _OPENAI,
     ),

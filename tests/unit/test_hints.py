@@ -55,6 +55,8 @@ def test_every_mistake_of_several_is_named():
         ("/v1/realtime", "vLLM has this endpoint, but this gateway does not serve it"),
         ("/v1/responses/resp_1", "does not store responses"),
         ("/v1/responses/resp_1/cancel", "does not store responses"),
+        ("/v1/responses/compact", "OpenAI has this endpoint, vLLM does not"),
+        ("/v1/responses/input_tokens", "OpenAI has this endpoint, vLLM does not"),
         ("/v1/load_lora_adapter", "administrative endpoint"),
         ("/sleep", "administrative endpoint"),
         ("/metrics", "admin"),
