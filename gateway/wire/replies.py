@@ -242,10 +242,16 @@ def _context_fault(
 _LIMITING_PARAMS: Final = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
 
 
+# What a server says that was started for other tasks. Source: vLLM 0.32, llama.cpp as of 2026. With other
+# words, 501 is about something in the request.
+_NO_ENDPOINT: Final = "does not support"
+
+
 def _caller_fault(status: int, told: _Told, message: str) -> Fault:
     """A fault of the request: it would fail on every backend alike."""
     kind = "invalid_request_error"
-    if told.is_route_error or status in (405, 501):
+    no_endpoint = status == 405 or (status == 501 and (_NO_ENDPOINT in message or not message))
+    if told.is_route_error or no_endpoint:
         words = "This model's backends do not serve this endpoint."
         return Fault(404, kind, "endpoint_not_supported", words)
     if status == 404:

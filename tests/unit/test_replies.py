@@ -224,7 +224,13 @@ def test_too_much_output_names_the_field_that_asked_for_it():
         (422, envelope("m", 422), (400, "invalid_request_error", "invalid_request")),
         (429, b"", (429, "requests", "rate_limit_exceeded")),
         (500, envelope("m", 500), (500, "server_error", "backend_error")),
-        (501, envelope("m", 501), (404, "invalid_request_error", "endpoint_not_supported")),
+        (
+            501,
+            envelope("The model does not support Chat Completions API", 501),
+            (404, "invalid_request_error", "endpoint_not_supported"),
+        ),
+        (501, b"", (404, "invalid_request_error", "endpoint_not_supported")),
+        (501, envelope("m", 501), (400, "invalid_request_error", "invalid_request")),
         (503, envelope("m", 503), (503, "service_unavailable_error", "server_is_overloaded")),
         (504, b"", (504, "server_error", "backend_timeout")),
         (302, b"", (502, "server_error", "backend_error")),
@@ -233,6 +239,13 @@ def test_too_much_output_names_the_field_that_asked_for_it():
 def test_a_status_becomes_what_it_means_here(status, body, expected):
     told, error, _ = normalised(status, body)
     assert (told, error["type"], error["code"]) == expected
+
+
+def test_what_an_engine_has_not_implemented_is_told():
+    """vLLM answers 501 to an image as a `data:` URL that is not base64; its endpoint is there."""
+    words = "Only base64 data URLs are supported for now."
+    status, error, _ = normalised(501, envelope(words, 501))
+    assert (status, error["message"]) == (400, words)
 
 
 def test_the_gateways_own_key_is_not_the_clients_matter():
