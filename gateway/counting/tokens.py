@@ -30,6 +30,7 @@ from gateway.counting.folder import settings, special_tokens, templates
 from gateway.counting.messages import Json, Unmodelled, chat_of_response
 from gateway.wire.calls import upstream_body
 from gateway.wire.objects import decode_or_none
+from gateway.wire.replies import lacks_endpoint
 from gateway.wire.vllm import TEXT_FIELD, longest_chat, parse_tokenize, tokenize_request
 
 # Two million tokens of text. What is larger is not decoded here: it would take too long in one piece.
@@ -259,7 +260,7 @@ class BackendCounter:
         if body is None:
             return None
         status, reply = await self.asker.post(path, body, timeout_s=self._deadline_s)
-        if status in (404, 405, 501):
+        if lacks_endpoint(status, reply):
             self._absent_until[path] = time.monotonic() + ABSENT_S
         if status == 503:
             raise TimeoutError(f"{path} was answered with 503: it has no time")

@@ -214,7 +214,8 @@ def upstream_fault(status: int, body: bytes, dialect: Dialect) -> Fault:
         words = "The backend rejected the gateway's own key. The operator of this gateway must fix this."
         return Fault(502, "server_error", "backend_error", words)
     if 400 <= status < 500 or status == 501:
-        return _caller_fault(status, told, message)
+        lacking = status != 404 and lacks_endpoint(status, body)
+        return _caller_fault(status, told, message, lacking=lacking)
     if status == 503:
         words = message or "The backend is overloaded. Please try again later."
         return Fault(503, "service_unavailable_error", "server_is_overloaded", words)
@@ -240,18 +241,22 @@ def _context_fault(
 
 
 _LIMITING_PARAMS: Final = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
+# Of a server that was started for other tasks, and of a model. Source: vLLM 0.32, llama.cpp as of 2026.
+_NO_ENDPOINT, _NO_MODEL = "does not support", "does not exist"
 
 
-# What a server says that was started for other tasks. Source: vLLM 0.32, llama.cpp as of 2026. With other
-# words, 501 is about something in the request.
-_NO_ENDPOINT: Final = "does not support"
+def lacks_endpoint(status: int, body: bytes) -> bool:
+    """Whether a reply says that a backend has no such endpoint, and not what is wrong with a request."""
+    message = _read(body).message
+    if status == 501:
+        return _NO_ENDPOINT in message or not message
+    return status == 405 or (status == 404 and _NO_MODEL not in message)
 
 
-def _caller_fault(status: int, told: _Told, message: str) -> Fault:
+def _caller_fault(status: int, told: _Told, message: str, *, lacking: bool) -> Fault:
     """A fault of the request: it would fail on every backend alike."""
     kind = "invalid_request_error"
-    no_endpoint = status == 405 or (status == 501 and (_NO_ENDPOINT in message or not message))
-    if told.is_route_error or no_endpoint:
+    if told.is_route_error or lacking:
         words = "This model's backends do not serve this endpoint."
         return Fault(404, kind, "endpoint_not_supported", words)
     if status == 404:

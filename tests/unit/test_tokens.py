@@ -374,6 +374,23 @@ def test_a_backend_that_lacks_one_endpoint_is_asked_by_the_other():
     assert [path for path, *_ in backend.seen] == ["/v1/messages/count_tokens", "/tokenize"]
 
 
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (501, "Only base64 data URLs are supported for now."),  # of an image
+        (404, "The model `lora` does not exist."),  # an adapter that was unloaded just now
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, b"/v1/messages"])
+def test_what_is_wrong_with_one_prompt_keeps_no_other_from_being_counted(path, status, error):
+    backend = Backend(status, json.dumps({"error": {"message": error, "code": status}}).encode())
+    counter = BackendCounter(backend, deadline_s=5)
+    asked = call(path, messages=[USER], max_tokens=5)
+    assert asyncio.run(counter.count(asked, "served")) is None
+    backend.status, backend.content = 200, b'{"count": 7, "input_tokens": 7, "max_model_len": 9}'
+    assert asyncio.run(counter.count(asked, "served")) == 7
+
+
 def test_token_ids_ask_nobody():
     backend = Backend()
     assert ask(backend, COMPLETIONS, prompt=[1, 2]) == 2
