@@ -132,7 +132,7 @@ class Measure:
         least, most = RANGES[name]
         if not least <= value <= most:  # nor if it is not a number
             raise RequestError(
-                f"`{name}` must be between {least:g} and {most:g}.",
+                f"`{name}` must be between {least:g} and {most:.10g}.",
                 param=name,
                 code="decimal_below_min_value" if value < least else "decimal_above_max_value",
             )

@@ -119,6 +119,14 @@ def test_the_narrowest_setting_that_names_a_parameter_decides():
     check(CHAT, {"n": 500, "priority": 1}, everywhere, pool, key)
 
 
+@pytest.mark.parametrize(
+    ("asked", "range_"),
+    [({"top_k": 2**31}, "-1 and 2147483647"), ({"min_p": -1}, "0 and 1")],
+)
+def test_a_range_is_told_in_plain_numbers(asked, range_):
+    assert refused(CHAT, asked).message == f"`{[*asked][0]}` must be between {range_}."
+
+
 @pytest.mark.parametrize("more", [{}, {"tool_choice": "required"}])
 def test_a_limit_of_tools_holds_however_small_they_are(more):
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
