@@ -292,7 +292,7 @@ class PoolAdapters:
 
     async def _load(self, backend: Backend, server: Server, move: Move) -> None:
         name, began_at = str(move.load), self._clock.now()
-        path = self.known.paths(self._table.backends(self._pool)).get(name)
+        path = self.known.path_at(backend.id, name, self._table.backends(self._pool))
         if path is None:  # a reload took it away
             return
         late_s = _LEAST_S + _USUALLY * (self.usual_s or _UNKNOWN_S)

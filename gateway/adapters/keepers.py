@@ -49,6 +49,7 @@ class _Sight:
     backend: Backend
     loaded: AbstractSet[str]  # by gateways
     orders: Mapping[str, Order]
+    paths: Mapping[str, str]  # from where it loads them
     why_not: Mapping[str, str]  # for people: why it does not load those that it lacks
 
 
@@ -274,21 +275,21 @@ class Adapters:
             sights = [
                 _Sight(
                     *(each, known.memory.loaded(each.id), known.orders(each.id)),
-                    known.why_not(each, paths, now),
+                    *(there := known.paths_at(each.id, paths), known.why_not(each, there, now)),
                 )
                 for each in backends
             ]
             found += [
-                self._status(keeper, each, name, paths.get(name), in_settings=name in listed)
+                self._status(keeper, each, name, in_settings=name in listed)
                 for name in names
                 for each in sights
             ]
         return found
 
     def _status(
-        self, keeper: PoolAdapters, sight: _Sight, name: str, wanted: str | None, *, in_settings: bool
-    ) -> AdapterStatus:  # fmt: skip
-        backend = sight.backend
+        self, keeper: PoolAdapters, sight: _Sight, name: str, *, in_settings: bool
+    ) -> AdapterStatus:
+        backend, wanted = sight.backend, sight.paths.get(name)
         now, model = self._clock.now(), backend.models.get(name)
         change, order = keeper.changes.get(backend.id), sight.orders.get(name)
         loaded_by = None

@@ -74,6 +74,19 @@ class Known:
                     found[name] = order.path
         return found | self.listed_paths
 
+    def paths_at(self, backend_id: str, paths: Mapping[str, str]) -> Mapping[str, str]:
+        """Return all `paths` as they are on one backend: an order for it may name another than those for others."""
+        own = {
+            name: order.path
+            for name, order in self.orders(backend_id).items()
+            if order.keep and order.path is not None
+        }
+        return {**paths, **own, **self.listed_paths} if own else paths
+
+    def path_at(self, backend_id: str, name: str, backends: Collection[Backend]) -> str | None:
+        """Return from where a backend loads an adapter; None: nobody wants it any more."""
+        return self.paths_at(backend_id, self.paths(backends)).get(name)
+
     @property
     def listed_paths(self) -> dict[str, str]:
         """The adapters that the settings have the gateway load, with their paths."""
@@ -110,6 +123,7 @@ class Known:
 
     def place(self, backend: Backend, paths: Mapping[str, str], now: float) -> Place:
         """Return a backend as placement sees it."""
+        paths = self.paths_at(backend.id, paths)
         gone = {name for place, name in self.gone if place == backend.id}
         held = frozenset(backend.adapters) - gone
         unloads = not self.elsewhere.stale  # else others may use what nobody uses here

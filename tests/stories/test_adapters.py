@@ -390,6 +390,21 @@ async def test_what_somebody_loaded_and_an_operator_keeps_comes_back_when_its_se
         assert Memory(world.process.config.state).orders("m/b1")["x"].path == root
 
 
+@story
+async def test_orders_for_two_servers_that_have_an_adapter_in_different_places_hold_for_each():
+    async with gateway(SIM, SIM, pools=pool("auto", 2)) as world:
+        adapters, both = world.process.adapters, [{"x": "/disk/x"}, {"x": "/nfs/x"}]
+        adapters.order("m/b1", "x", Order(keep=True, path="/disk/x"))
+        adapters.order("m/b2", "x", Order(keep=True, path="/nfs/x"))
+        await world.until(lambda: [held(world), held(world, 1)] == both)
+        await world.until(lambda: all(each.state == "loaded" for each in adapters.statuses()))
+        assert [each.detail for each in adapters.statuses()] == ["", ""]
+        world.sims[0].state.loaded.clear()
+        await world.until(lambda: not world.process.table.get("m/b1").adapters)
+        await world.until(lambda: held(world))
+        assert [held(world), held(world, 1)] == both
+
+
 # --- what operators see and say -------------------------------------------------------------------
 
 
