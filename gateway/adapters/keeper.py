@@ -24,7 +24,7 @@ from typing import Any, Final
 from gateway.adapters.elsewhere import Elsewhere, Placed, PoolTold, placed_on
 from gateway.adapters.memory import Memory
 from gateway.adapters.placement import Change, Move, lacks, plan
-from gateway.adapters.seen import Failure, Known, mixes
+from gateway.adapters.seen import Known, mixes
 from gateway.adapters.server import Server
 from gateway.config.models import PoolConfig
 from gateway.core.aio import Clock
@@ -39,8 +39,6 @@ log = logging.getLogger("gateway.adapters")
 _UNUSED_S: Final = 600.0  # for the requests of an adapter to end before it is unloaded
 _LOOK_S: Final = 0.02  # between two checks whether they have
 _GONE_S: Final = 5.0  # a model list that was read before an unload may still name the adapter
-_RETRY_S: Final = 5.0
-_RETRY_MOST_S: Final = 600.0
 _FRESH_S: Final = 1.0  # a loaded adapter stays at least so long, so that its requests find it
 _MEMORY_S: Final = 60.0  # time constant of demand, an exponential average
 _FORGOTTEN: Final = 0.001  # requests in flight on average; less demand than that is none
@@ -141,7 +139,7 @@ class PoolAdapters:
         for each in backends:
             if each.health.models_known and each.id not in self.changes:
                 known.memory.only(each.id, each.models, self._clock.wall())
-        known.gone = {key: until for key, until in known.gone.items() if until > now}
+        known.forget(self._table.backends(self._pool), now)
         if not self.leads and (placed := known.elsewhere.placed) is not None:
             self._follow(placed)
             return
@@ -267,7 +265,7 @@ class PoolAdapters:
             await server.unload(name)
             await self._see(backend, server)
         except AdapterError as error:
-            self._failed(backend, name, str(error))
+            self._failed(backend, name, error)
             return False
         log.info(
             "unloaded", extra={"event": "adapter_unloaded", "backend": backend.id, "adapter": name}
@@ -309,7 +307,7 @@ class PoolAdapters:
                 where = "does not list it" if held is None else "has it from another path"
                 raise AdapterError(f"the adapter {name} was loaded, but the server {where}")
         except AdapterError as error:
-            self._failed(backend, name, str(error))
+            self._failed(backend, name, error)
             return
         self.known.gone.pop((backend.id, name), None)
         self.loads_s.append(seconds)
@@ -329,13 +327,10 @@ class PoolAdapters:
         if move.unload is None:  # a swap by demand is no event
             self._tools.events.note(self._clock, EventKind.ADAPTER, backend.id, name, said)
 
-    def _failed(self, backend: Backend, name: str, why: str) -> None:
+    def _failed(self, backend: Backend, name: str, error: AdapterError) -> None:
         self.done[Done.FAILED] += 1
-        before = self.known.failures.get((backend.id, name))
-        tries = 1 if before is None else before.tries + 1
-        again_s = min(_RETRY_S * 2.0 ** min(tries - 1, 16), _RETRY_MOST_S)
-        self.known.failures[backend.id, name] = Failure(tries, self._clock.now() + again_s, why)
-        detail = f"{why}; tried again in {again_s:.0f} s"
+        again_s = self.known.failed(backend.id, name, error, self._clock.now())
+        detail = f"{error}; tried again in {again_s:.0f} s"
         self._tools.events.note(self._clock, EventKind.ADAPTER_FAILED, backend.id, name, detail)
 
     async def _see(self, backend: Backend, server: Server) -> None:

@@ -17,10 +17,13 @@ from gateway.adapters.weights import Size
 from gateway.config.launched import AdapterLimits, adapter_limits, adapters_at
 from gateway.config.models import PoolConfig
 from gateway.pools.table import Backend
+from gateway.watch.adapters import AdapterError
 
 # The first version whose source keeps adapters apart when one is loaded while requests for others run.
 # 0.24 was shown to mix them up without any error (vllm#47724).
 _KEEPS_APART: Final = (0, 32)
+_RETRY_S: Final = 5.0
+_RETRY_MOST_S: Final = 600.0
 _VERSION: Final = re.compile(r"v?(\d+)\.(\d+)")
 
 
@@ -31,6 +34,7 @@ class Failure:
     tries: int
     until: float
     why: str
+    refused: bool = False  # by the server: it did not die of it
 
 
 @dataclass(slots=True)
@@ -55,6 +59,25 @@ class Known:
         before, self.settings = self.listed_paths, settings
         paths = self.listed_paths
         for key in [key for key in self.failures if before.get(key[1]) != paths.get(key[1])]:
+            del self.failures[key]
+
+    def failed(self, backend_id: str, name: str, error: AdapterError, now: float) -> float:
+        """Note a load or unload that failed; return in how many seconds it is tried again."""
+        before = self.failures.get((backend_id, name))
+        tries = 1 if before is None else before.tries + 1
+        again_s = min(_RETRY_S * 2.0 ** min(tries - 1, 16), _RETRY_MOST_S)
+        self.failures[backend_id, name] = Failure(tries, now + again_s, str(error), error.refused)
+        return again_s
+
+    def forget(self, backends: Collection[Backend], now: float) -> None:
+        """Forget unloads that model lists show by now, and what servers refused that have gone.
+
+        Those that come in their place may have the flags that were missing.
+        """
+        self.gone = {key: until for key, until in self.gone.items() if until > now}
+        away = {each.id for each in backends if not each.health.models_known}
+        refused = (key for key, failed in self.failures.items() if failed.refused)
+        for key in [key for key in refused if key[0] in away]:
             del self.failures[key]
 
     def orders(self, backend_id: str) -> Mapping[str, Order]:

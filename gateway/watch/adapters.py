@@ -56,7 +56,14 @@ def held_by(backend: Backend) -> dict[str, str]:
 
 
 class AdapterError(Exception):
-    """An adapter could not be loaded or unloaded; the message is for people."""
+    """An adapter could not be loaded or unloaded; the message is for people.
+
+    `refused`: the server said so. Started anew, maybe with other flags, it may do it.
+    """
+
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
 
 
 async def load(pages: Pages, name: str, path: str, *, timeout_s: float) -> None:
@@ -71,7 +78,7 @@ async def load(pages: Pages, name: str, path: str, *, timeout_s: float) -> None:
         pages, "load", body, f"the adapter {name} was not loaded", timeout_s
     )
     if status != HTTPStatus.OK and "already been loaded" not in said:
-        raise AdapterError(f"the adapter {name} was not loaded ({status}): {said}")
+        raise AdapterError(f"the adapter {name} was not loaded ({status}): {said}", refused=True)
 
 
 async def unload(pages: Pages, name: str, *, timeout_s: float) -> None:
@@ -84,7 +91,7 @@ async def unload(pages: Pages, name: str, *, timeout_s: float) -> None:
     failed = f"the adapter {name} was not unloaded"
     status, said = await _order(pages, "unload", {"lora_name": name}, failed, timeout_s)
     if status != HTTPStatus.OK and "cannot be found" not in said:
-        raise AdapterError(f"{failed} ({status}): {said}")
+        raise AdapterError(f"{failed} ({status}): {said}", refused=True)
 
 
 async def _order(
@@ -100,7 +107,8 @@ async def _order(
     if status == HTTPStatus.NOT_FOUND and "lora" not in said.lower():
         raise AdapterError(
             f"{failed}: the server cannot do this while it runs; start it with --enable-lora and"
-            " VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+            " VLLM_ALLOW_RUNTIME_LORA_UPDATING=1",
+            refused=True,
         )
     return status, said
 

@@ -14,7 +14,7 @@ from gateway.adapters.together import Together
 from gateway.config.models import Config
 from gateway.core.events import Events
 from gateway.core.exclusion import Exclusion
-from gateway.core.types import ModelsSeen, Need, Route, ServedModel
+from gateway.core.types import ModelsSeen, Need, ProbeFailed, ProbePassed, Route, ServedModel
 from gateway.store.memory import MemoryStore
 from gateway.store.shared import StoreUnavailable
 from gateway.watch.adapters import AdapterError
@@ -37,7 +37,7 @@ class Server:
         if name in self.slow:
             raise AdapterError("timeout")
         if name in self.broken:
-            raise AdapterError("no such file")
+            raise AdapterError("no such file", refused=True)
         self.names[name] = path
 
     async def unload(self, name):
@@ -169,6 +169,32 @@ async def fails_for_weeks(folder):
 
 def test_an_adapter_that_fails_for_weeks_is_tried_each_ten_minutes(tmp_path):
     fails_for_weeks(tmp_path)
+
+
+@held
+async def comes_back(folder, *, died):
+    """Start a server anew that has failed to load an adapter for hours."""
+    site = Site(folder, keeps=2)
+    (site.slow if died else site.broken).add("a")
+    site.keeper.known.failures["m/b1", "a"] = Failure(5_000, site.loop.time(), "it failed before")
+    await site.turns(4 * LOAD_S, ["a"])
+    assert site.keeper.done[Done.FAILED] == 1
+    for _ in range(3):
+        site.table.observe("m/b1", ProbeFailed(site.loop.time(), "refused"))
+    await site.turns(2, ["a"])
+    site.slow.clear()
+    site.broken.clear()
+    site.table.observe("m/b1", ModelsSeen(site.loop.time(), (BASE,), None, "0.32.0"))
+    for _ in range(2):
+        site.table.observe("m/b1", ProbePassed(site.loop.time()))
+    await site.turns(4 * LOAD_S, ["a"])
+    assert ("a" in site.names) is not died
+
+
+def test_what_a_server_refused_is_tried_at_once_when_it_was_started_anew(tmp_path):
+    """It has the flag that it lacked, maybe. What it died of, maybe, it is asked for as seldom as before."""
+    comes_back(tmp_path / "refused", died=False)
+    comes_back(tmp_path / "died", died=True)
 
 
 @held
