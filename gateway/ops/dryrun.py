@@ -33,6 +33,7 @@ from gateway.ops.explain import (
 from gateway.ops.moment import Moment, rfc3339
 from gateway.routing.catalog import Catalogs
 from gateway.routing.fallback import cause_by, stand_ins
+from gateway.routing.trial import side_of
 from gateway.wire.calls import ENDPOINTS
 
 _BYTES_PER_TOKEN: Final = 4  # of English text: how large the body is taken to be
@@ -139,6 +140,7 @@ async def dry_run(
 async def _at_pool(run: DryRun, ask: Ask, wish: Wish, deciding: Deciding, book: Book) -> DryRun:
     """Return what would happen to a request at the pool of its route."""
     call, route, caller, tokens = ask.call, ask.route, ask.caller, wish.prompt_tokens
+    ask.on_trial = side_of(ask)  # by conversation either side may be meant
     try:
         policy = book.loaded.config.pools[route.pool].on_overflow
         ask.demand = settle(call, tokens, route=route, caller=caller, policy=policy)

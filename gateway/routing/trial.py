@@ -21,14 +21,19 @@ def assign(ask: Ask, wished: bytes) -> float | None:
     trial = ask.route.trial
     if trial is None:
         return None
-    place = place_of(ask, trial.revision)
-    if trial.by_header:
-        ask.on_trial = wished == trial.revision.encode()
-    elif trial.keys:
-        ask.on_trial = ask.caller.key_id in trial.keys
-    else:
-        ask.on_trial = place < trial.share
+    place, told = place_of(ask, trial.revision), side_of(ask, wished)
+    ask.on_trial = place < trial.share if told is None else told
     return place
+
+
+def side_of(ask: Ask, wished: bytes = b"") -> bool | None:
+    """Return whether its header or key sends a request to the canary; None: neither decides."""
+    trial = ask.route.trial
+    if trial is None:
+        return None
+    if trial.by_header:
+        return wished == trial.revision.encode()
+    return ask.caller.key_id in trial.keys if trial.keys else None
 
 
 def place_of(ask: Ask, purpose: str) -> float:

@@ -115,6 +115,22 @@ async def test_by_header_and_by_key_only_those_who_are_named_go_there():
 
 
 @story
+async def test_route_tells_the_side_that_a_key_or_the_lack_of_a_header_decides():
+    async with gateway(FAST, FAST, pools=pools("header: true")) as world:
+
+        async def backends(**query):
+            return {(await route(world, **query))["backend"] for _ in range(8)}
+
+        assert await backends() == {"m/b1"}
+        tester = keys.create(world.path.parent / "keys.yaml", name="tester")
+        text = world.path.read_text()
+        world.path.write_text(text.replace("header: true", f"keys: [{tester.id}]"))
+        assert (await reload(world.process)).done
+        assert await backends() == {"m/b1"}
+        assert await backends(key=tester.id) == {"m/b2"}
+
+
+@story
 @pytest.mark.parametrize("how", ["weight: 0.3", "header: true", "keys: [nobody]"])
 async def test_audio_uploads_are_served_beside_a_canary(how):
     async with gateway(FAST, FAST, pools=pools(how)) as world:
