@@ -326,7 +326,7 @@ class Ask(msgspec.Struct):
     attempts_before: int = 0  # that were made in other pools
     on_trial: bool | None = None  # goes to the revision on trial; None: there is none
     place: Slot | None = None  # taken ahead, for the rest of its stream
-    revision: str | None = None  # that its stream leaves: the rest goes to no other
+    leaves: tuple[str, str | None] | None = None  # by its stream: revision, and adapter's path
     weighed: tuple[str, ...] = ()  # the backends that were compared last
     costs_s: Sequence[float] = ()  # of the request at each of them
 

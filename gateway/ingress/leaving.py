@@ -99,16 +99,33 @@ class Leaving:
             demand, prompt_tokens=max(demand.prompt_tokens, tokens), exact=True
         )
         rest = structs.replace(ask, demand=demand, need=need, prefix=None, tried={**ask.tried})
-        rest.revision = left.revision
+        rest.leaves = what_runs(left, ask)
         failed_at(rest, left)
         pass_over(rest, stream, self._table.backends(ask.route.pool))
         return rest
 
 
+def what_runs(backend: Backend, ask: Ask) -> tuple[str, str | None]:
+    """Return what answers a request there: the revision and, of an adapter, the path that the backend tells."""
+    held = backend.models.get(ask.route.adapter or "")
+    return backend.revision, None if held is None else held.root
+
+
+def runs_another(backend: Backend, ask: Ask) -> bool:
+    """Whether a backend may have another model than what a stream leaves: it would say something else.
+
+    One that has an adapter not yet will load what is wanted.
+    """
+    if ask.leaves is None:
+        return False
+    (revision, path), (its_revision, its_path) = ask.leaves, what_runs(backend, ask)
+    return its_revision != revision or (its_path != path and None not in (its_path, path))
+
+
 def pass_over(ask: Ask, stream: TrailedStream, backends: Sequence[Backend]) -> bool:
     """Have a stream's rest not go to engines that cannot go on with it; whether some are only too old."""
     for each in backends:
-        if each.revision != ask.revision:  # another model, maybe: it would say something else
+        if runs_another(each, ask):
             _never(ask, each)
     if isinstance(stream.trail, Transcript):
         return False

@@ -30,6 +30,7 @@ from gateway.counting.counters import NobodyTold
 from gateway.counting.ids import Tokens
 from gateway.counting.offers import offers_of
 from gateway.ingress.downstream import Downstream
+from gateway.ingress.leaving import runs_another
 from gateway.ingress.settings import Settings
 from gateway.pools.table import Backend, PoolTable
 from gateway.prefix.hashing import FIRST_BYTES, READ, PrefixHasher, written_salt
@@ -262,7 +263,7 @@ class Measuring:
     def _serving(self, ask: Ask) -> list[Backend]:
         """Return the backends that serve, run what the stream leaves, and where the request did not fail."""
         members = self.table.backends(ask.route.pool)
-        alike = [each for each in members if ask.revision in (None, each.revision)]
+        alike = [each for each in members if not runs_another(each, ask)]
         return [each for each in alike if each.id not in ask.tried and each.phase in SERVING]
 
     def rest(

@@ -25,7 +25,7 @@ from gateway.core.errors import (
 )
 from gateway.core.types import Ask, Call, Chance, RequestRecord, Slot, TrafficFailed
 from gateway.ingress.downstream import Downstream
-from gateway.ingress.leaving import pass_over
+from gateway.ingress.leaving import pass_over, what_runs
 from gateway.ingress.measuring import Measuring
 from gateway.ingress.settings import Settings
 from gateway.observe.ledger import Ledger
@@ -82,7 +82,7 @@ class Retrying:
         assert record is not None
         self._note(record, ask, backend, slot, error)
         over = await self._judge(down, record, ask, backend, error)
-        ask.revision = backend.revision
+        ask.leaves = what_runs(backend, ask)
         stream = await self._findable(settings, down, record, ask)
         if stream is not None and stream.awaits and isinstance(error, StaleConnection):
             self._ledger.retried(ask.route.pool, attempts.Next.FRESH_CONNECTION.value)

@@ -884,3 +884,25 @@ async def test_a_connection_that_rests_holds_nothing_of_its_last_stream():
         connections = [each for each in gc.get_objects() if isinstance(each, GatewayProtocol)]
         assert len(connections) == 1  # it is still there, and may be for minutes
         assert not [each for each in gc.get_objects() if isinstance(each, TrailedStream)]
+
+
+@pytest.mark.parametrize("path", ["/loras/1", "/loras/2"])
+def test_the_rest_of_an_adapters_stream_goes_to_no_backend_that_has_it_from_another_path(path):
+    """A new version of it is loaded on one backend after the other."""
+
+    @story
+    async def check():
+        async with gateway(SIM, SIM, pool={"adapters": "auto"}, access=True) as world:
+            backends = world.process.table.backends("m")
+            for sim, root in zip(world.sims, ["/loras/1", path], strict=True):
+                sim.state.loaded["sql"] = root
+            await world.until(lambda: all("sql" in each.adapters for each in backends))
+            raw = await read(world, fault="reset_after:7", model="sql")
+            await world.settled()
+            alike, line = path == "/loras/1", world.access_lines()[-1]
+            assert (line["outcome"], line["resumed"]) == (
+                ("ok", 1) if alike else ("stream_broken", 0)
+            )
+            assert (b'"error"' in raw) is not alike
+
+    check()

@@ -54,7 +54,7 @@ def asked_by(watch, prompt, tokenizer):
     settings = SimpleNamespace(counters=counters)
     table = SimpleNamespace(backends=lambda pool: [failed, other])
     route = SimpleNamespace(pool="m", tenants_apart=False)
-    ask = SimpleNamespace(route=route, tried={"a": 1.0}, revision=None)
+    ask = SimpleNamespace(route=route, tried={"a": 1.0}, leaves=None)
     measuring = Measuring(table, SimpleNamespace())
     assert asyncio.run(measuring.find_way(settings, ask, watch)) is None
 

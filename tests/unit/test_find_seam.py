@@ -51,7 +51,7 @@ def seek(asker, watch):
 
     settings = SimpleNamespace(counters=SimpleNamespace(text_of=text_of))
     table = SimpleNamespace(backends=lambda pool: [failed, other])
-    ask = SimpleNamespace(route=SimpleNamespace(pool="m"), tried={"a": 1.0}, revision=None)
+    ask = SimpleNamespace(route=SimpleNamespace(pool="m"), tried={"a": 1.0}, leaves=None)
     asyncio.run(Measuring(table, SimpleNamespace()).find_seam(settings, ask, watch))
     assert all(each == ["b"] for each in asked_of)
 
