@@ -12,7 +12,7 @@ import msgspec
 
 from gateway.adapters.keeper import PoolAdapters, Tools
 from gateway.adapters.memory import Memory, Order
-from gateway.adapters.seen import unloaded_by_operator
+from gateway.adapters.seen import NOT_VLLM, unloaded_by_operator
 from gateway.adapters.server import Server, VllmServer
 from gateway.adapters.together import Together
 from gateway.adapters.weights import sizes
@@ -185,6 +185,8 @@ class Adapters:
             raise KeyError(backend_id)
         keeper = self.pools[backend.pool]
         before = keeper.known.orders(backend_id).get(name)
+        if order is not None and backend.plain:
+            raise OrderRefused("not_vllm", f"{backend_id}: {NOT_VLLM}.")
         if order is not None and order.keep:
             self._check(backend, name, order, keeper.known.settings)
             if order.path is None and name not in keeper.known.listed_paths:

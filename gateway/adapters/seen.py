@@ -24,6 +24,7 @@ from gateway.watch.adapters import AdapterError
 _KEEPS_APART: Final = (0, 32)
 _RETRY_S: Final = 5.0
 _RETRY_MOST_S: Final = 600.0
+NOT_VLLM: Final = "it is not vLLM (`engine: openai`), so it is not asked to load or unload adapters"
 _VERSION: Final = re.compile(r"v?(\d+)\.(\d+)")
 
 
@@ -191,6 +192,8 @@ class Known:
 
     def limits(self, backend: Backend) -> AdapterLimits:
         """Return how many adapters a backend can keep, and of which rank, as far as known."""
+        if backend.plain:
+            return AdapterLimits(why_none=NOT_VLLM)
         found = (b for b in self.settings.backends if b.name == backend.name)
         return next((adapter_limits(config) for config in found), AdapterLimits())
 

@@ -265,7 +265,7 @@ _ADAPTERS: Final = (
             answer=adapters.AdapterOrderTold, query=DryRunQuery, body=adapters.AdapterBody,
             refusals={
                 **_NO_BACKEND,
-                HTTPStatus.CONFLICT: "not_an_adapter, not_listed, other_path, no_path, upgrading",
+                HTTPStatus.CONFLICT: "not_vllm, not_an_adapter, not_listed, other_path, no_path, upgrading",
             },
             subject=subjects.backend, verb=f"adapters {verb}",
         )

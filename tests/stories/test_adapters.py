@@ -405,6 +405,25 @@ async def test_orders_for_two_servers_that_have_an_adapter_in_different_places_h
         assert [held(world), held(world, 1)] == both
 
 
+@story
+async def test_what_is_not_vllm_is_asked_for_no_adapter():
+    backends = "[{url: '<0>'}, {url: '<1>', engine: openai}]"
+    pools = f"pools: {{m: {{adapters: [x], backends: {backends}}}}}"
+    async with gateway(SIM, SIM, pools=pools) as world:
+        adapters = world.process.adapters
+        for order in (Order(keep=True, path="/loras/x"), Order(keep=False)):
+            with pytest.raises(OrderRefused, match="it is not vLLM") as refused:
+                adapters.order("m/b2", "x", order)
+            assert refused.value.code == "not_vllm"
+        adapters.order("m/b1", "x", Order(keep=True, path="/loras/missing"))
+        await world.until(lambda: told(world, EventKind.ADAPTER_FAILED))
+        assert (await world.chat(model="x", max_tokens=1)).status_code == 503
+        assert "is not vLLM" in next(
+            each.detail for each in adapters.statuses() if each.backend_id == "m/b2"
+        )
+        assert (loads(world), loads(world, 1)) == (1, 0)
+
+
 # --- what operators see and say -------------------------------------------------------------------
 
 
