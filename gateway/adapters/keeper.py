@@ -156,7 +156,7 @@ class PoolAdapters:
             if (change := self.changes.get(each.id)) is not None:
                 lacking |= self._during(each, change, now)
             self._lacking[each.id] = lacking
-            self._table.withhold(each, lacking)
+            self._table.withhold(each, lacking, *known.ordered(each.id))
 
     def tell(self) -> PoolTold:
         """Return what the other gateways should know."""
@@ -194,7 +194,7 @@ class PoolAdapters:
             lacking |= told.exclusions
             if (change := self.changes.get(each.id)) is not None:  # begun while this one led
                 lacking |= self._during(each, change, self._clock.now())
-            self._table.withhold(each, lacking)
+            self._table.withhold(each, lacking, *self.known.ordered(each.id))
 
     async def _see_again(self, backend: Backend) -> None:
         try:

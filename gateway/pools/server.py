@@ -29,6 +29,7 @@ class Server:
     host_header: bytes = field(init=False)
     # Adapters that the process before listed, until this one serves: they are loaded again.
     awaited: frozenset[str] = field(init=False, default=frozenset())
+    ordered: tuple[str, ...] = field(init=False, default=())  # adapters, by operators
 
     def __post_init__(self) -> None:
         local = self.url.startswith(PREFIX)

@@ -59,10 +59,9 @@ class PoolTable:
 
     `epoch` grows with every change of membership, models, windows or endpoints, `revision` with those
     and every change of a phase: what was computed from them may be kept as long as they stand still.
-    Listeners are called synchronously and must not raise: `on_transition` with each change of phase,
-    `on_members` when backends came or went, `on_capacity` with the pool's name when it may be able to
-    take work that it could not before, `on_read` with it when a backend has read a prompt, so that those
-    may go in who stood back for it, `on_cut` when a backend's limit was lowered, with its id and the sign.
+    Listeners are called synchronously and must not raise: `on_transition` with each change of phase, `on_members` when
+    backends came or went, `on_capacity` with the pool's name when it may be able to take more work than before,
+    `on_read` with it when a backend has read a prompt, `on_cut` with a backend's id and the sign when its limit sank.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -190,10 +189,11 @@ class PoolTable:
         if backend.in_flight:
             self._leaving.append(backend)
 
-    def withhold(self, backend: Backend, lacking: Mapping[str, Exclusion]) -> None:
-        """Note which adapters requests cannot have on a backend, whatever its list says, and why."""
-        if backend.lacking != lacking:
-            backend.lacking = lacking
+    def withhold(self, backend: Backend, lacking: Mapping[str, Exclusion], *ordered: str) -> None:
+        """Note which adapters requests cannot have there, whatever it lists, and which are ordered to be there."""
+        if (backend.lacking, backend.ordered) != (lacking, ordered):
+            self.epoch += backend.ordered != ordered
+            backend.lacking, backend.ordered = lacking, ordered
             self.revision += 1
             self._tell_capacity(backend.pool)
 

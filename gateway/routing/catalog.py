@@ -206,10 +206,12 @@ def _entry(name: str, pool: str, config: PoolConfig, table: PoolTable) -> Entry:
 
 
 def _adapters(pool: str, config: PoolConfig, table: PoolTable) -> dict[str, Entry]:
-    """Return an entry for each adapter that a backend holds or the configuration lists."""
+    """Return an entry for each adapter that a backend holds, or that is meant to be there."""
     backends = table.backends(pool)
     if config.adapters == "auto":
-        names = [name for each in backends for name in (*each.adapters, *each.awaited)]
+        names = [
+            name for each in backends for name in (*each.adapters, *each.awaited, *each.ordered)
+        ]
     else:
         names = [adapter.name for adapter in config.adapters]
     names += adapters_of(config)  # on the command line of its servers, so meant to be served

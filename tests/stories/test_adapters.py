@@ -391,6 +391,21 @@ async def test_what_somebody_loaded_and_an_operator_keeps_comes_back_when_its_se
 
 
 @story
+async def test_a_request_for_what_an_operator_ordered_waits_while_a_server_that_lost_it_loads_it():
+    async with gateway(SLOW, pools=pool("auto")) as world:
+        world.process.adapters.order("m/b1", "x", Order(keep=True, path="/loras/x"))
+        assert (await world.chat(model="x", max_tokens=1)).status_code == 200
+        world.sims[0].state.loaded.clear()
+        await world.until(lambda: "x" not in world.process.table.get("m/b1").adapters)
+        reply = await world.chat(model="x", max_tokens=1)
+        assert reply.status_code == 200, reply.text
+        world.process.adapters.order("m/b1", "x", Order(keep=False))
+        await world.until(lambda: not held(world))
+        await world.until(lambda: "x" not in world.process.table.get("m/b1").adapters)
+        assert (await world.chat(model="x", max_tokens=1)).status_code == 404
+
+
+@story
 async def test_orders_for_two_servers_that_have_an_adapter_in_different_places_hold_for_each():
     async with gateway(SIM, SIM, pools=pool("auto", 2)) as world:
         adapters, both = world.process.adapters, [{"x": "/disk/x"}, {"x": "/nfs/x"}]
