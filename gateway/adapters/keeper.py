@@ -300,12 +300,12 @@ class PoolAdapters:
             await server.load(name, path)
             seconds = self._clock.now() - began_at
             self._table.forgive(self._clock.now(), backend)
-            self.known.memory.note(backend.id, name)
             await self._see(backend, server)
             held = held_by(backend).get(name)
             if held != path:
                 where = "does not list it" if held is None else "has it from another path"
                 raise AdapterError(f"the adapter {name} was loaded, but the server {where}")
+            self.known.memory.note(backend.id, name)
         except AdapterError as error:
             self._failed(backend, name, error)
             return
@@ -328,6 +328,8 @@ class PoolAdapters:
             self._tools.events.note(self._clock, EventKind.ADAPTER, backend.id, name, said)
 
     def _failed(self, backend: Backend, name: str, error: AdapterError) -> None:
+        if self._table.get(backend.id) is not backend:
+            return  # a reload put another in its place, whose own list will tell
         self.done[Done.FAILED] += 1
         again_s = self.known.failed(backend.id, name, error, self._clock.now())
         detail = f"{error}; tried again in {again_s:.0f} s"

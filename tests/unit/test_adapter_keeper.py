@@ -366,6 +366,33 @@ def test_an_adapter_whose_load_ended_unseen_is_known_as_loaded_by_a_gateway(tmp_
 
 
 @held
+async def goes_on_behind_a_reload(folder, *, fails):
+    """Change how a server is reached while it loads an adapter."""
+    site = Site(folder)
+    (site.slow if fails else set()).add("a")
+    site.keeper.want("a")
+    await passes(LOAD_S / 2)
+    backend = {"url": "http://127.0.0.1:8001", "max_cpu_loras": 1, "api_key": "another-key"}
+    site.table.apply(Config.model_validate({"pools": {"m": {"backends": [backend]}}}).pools)
+    site.table.observe("m/b1", ModelsSeen(site.loop.time(), (BASE,), None, "0.32.0"))
+    site.table.observe("m/b1", ProbePassed(site.loop.time()))
+    await passes(0.75 * LOAD_S)
+    assert site.keeper.done[Done.FAILED] == 0
+    if not fails:
+        listed = BASE, ServedModel("a", "m", None, "/a")
+        site.table.observe("m/b1", ModelsSeen(site.loop.time(), listed, None, "0.32.0"))
+        await site.turns(2 * LOAD_S, ["a"])
+        assert site.keeper.known.memory.loaded("m/b1") == {"a"}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_loaded_while_a_reload_replaces_its_backend_is_no_failure_and_stays_ours(
+    tmp_path, fails
+):
+    goes_on_behind_a_reload(tmp_path, fails=fails)
+
+
+@held
 async def stops_what_it_began(folder):
     site = Site(folder)
     site.keeper.want("a")
