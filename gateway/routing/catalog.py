@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from gateway.config.launched import adapters_of
 from gateway.config.models import PoolConfig, PrefixCache
@@ -20,6 +21,15 @@ from gateway.pools.table import Backend, PoolTable
 from gateway.routing.near import NearNames
 
 log = logging.getLogger("gateway.routing")
+
+_HELD_TWICE: Final = (
+    "the adapter %s is held by the pools %s and %s: requests for it go to %s."
+    " List `adapters` of each pool, or rename one"
+)
+_TAKEN: Final = (
+    "the adapter %s has the name of the pool %s, or of an alias of it, and is held by the pool %s: requests go to"
+    " the model of %s, and none to the adapter. Rename one"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +44,8 @@ class Entry:
 class Catalog:
     """Name -> Entry. Build with `build`.
 
-    `clashes` are the adapters that several pools hold: name, the pool that has it, one that has not.
+    `clashes` are the adapters whose requests go elsewhere: name, the pool that gets these, one that holds it too.
+    It is the same pool where that, or an alias of it, has the adapter's name.
     """
 
     def __init__(
@@ -51,19 +62,16 @@ class Catalog:
 
         In that order, and the file's, they are listed: clients take the first model of a list.
         """
-        adapters: dict[str, Entry] = {}
-        clashes = []
-        for name, config in pools.items():
-            for adapter, entry in _adapters(name, config, table).items():
-                first = adapters.setdefault(adapter, entry)
-                if first is not entry:
-                    clashes.append((adapter, first.route.pool, name))
         entries = {name: _entry(name, name, config, table) for name, config in pools.items()}
         for name, config in pools.items():
             for alias in config.aliases:
                 entries.setdefault(alias, _entry(alias, name, config, table))
-        for adapter, entry in adapters.items():
-            entries.setdefault(adapter, entry)
+        clashes = []
+        for name, config in pools.items():
+            for adapter, entry in _adapters(name, config, table).items():
+                first = entries.setdefault(adapter, entry)
+                if first is not entry:
+                    clashes.append((adapter, first.route.pool, name))
         return cls(entries, clashes)
 
     def adapters(self) -> dict[str, list[str]]:
@@ -176,8 +184,7 @@ class Catalogs:
         for clash in sorted(self._built.clashes - self._clashes_told):
             self._clashes_told.add(clash)
             log.warning(
-                "the adapter %s is held by the pools %s and %s: requests for it go to %s."
-                " List `adapters` of each pool, or rename one",
+                _TAKEN if self._built.entries[clash[0]].parent is None else _HELD_TWICE,
                 *(*clash, clash[1]),
                 extra={"event": "adapter_clash"},
             )

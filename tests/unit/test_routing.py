@@ -612,6 +612,23 @@ def test_a_pool_beats_an_alias_and_an_alias_beats_an_adapter(first):
         assert (route.pool, route.adapter) == ("other", None)
 
 
+@pytest.mark.parametrize("name", ["m", "nick", "other"])
+def test_an_adapter_that_has_the_name_of_a_pool_or_alias_is_told_of(caplog, name):
+    """Whoever means the adapter gets the base model."""
+    config = pools(m={"backends": URLS[:1], "aliases": ["nick"]}, other=URLS[1:2])
+    table = table_of(config)
+    make_ready(
+        table, "m/b1", models=[ServedModel("base", None, 4096), ServedModel(name, "m", None)]
+    )
+    Catalogs(table, ManualClock()).current(config)
+    (told,) = caplog.records
+    taker = "other" if name == "other" else "m"
+    assert told.getMessage() == (
+        f"the adapter {name} has the name of the pool {taker}, or of an alias of it, and is held by the pool m:"
+        f" requests go to the model of {taker}, and none to the adapter. Rename one"
+    )
+
+
 def test_of_two_pools_with_the_same_adapter_the_first_has_the_name():
     twin = [ServedModel("n", None, 4096), ServedModel("lora-a", "n", None)]
     catalog = catalog_of(pools(m=URLS[:1], n=URLS[1:2]), {"m/b1": [BASE, LORA], "n/b1": twin})
