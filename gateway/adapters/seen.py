@@ -85,9 +85,9 @@ class Known:
         """Return the operators' orders for a backend, whichever gateway they were given to."""
         return self.elsewhere.orders(backend_id, self.memory.orders(backend_id))
 
-    def ordered(self, backend_id: str) -> tuple[str, ...]:
-        """Return the adapters that operators ordered to be on a backend."""
-        return tuple(name for name, order in self.orders(backend_id).items() if order.keep)
+    def ordered(self, backend_id: str) -> tuple[tuple[str, bool], ...]:
+        """Return the adapters of which an operator ordered that they are on a backend, or are not."""
+        return tuple((name, order.keep) for name, order in self.orders(backend_id).items())
 
     def in_use(self, backend: Backend, now: float) -> frozenset[str]:
         """Return the adapters with requests on a backend, of any gateway."""

@@ -42,7 +42,8 @@ class Preparation:
 
         `held` are those of the server before it, with their paths. One that fails is told as an event.
         """
-        wanted = adapters.wanted(pool, held, self.backend.name)
+        out = {name for name, wanted in self.backend.ordered if not wanted}
+        wanted = adapters.wanted(pool, held, self.backend.name, out)
         if not wanted:
             return ""
         # What is known may be the last word of the server before.

@@ -29,7 +29,8 @@ class Server:
     host_header: bytes = field(init=False)
     # Adapters that the process before listed, until this one serves: they are loaded again.
     awaited: frozenset[str] = field(init=False, default=frozenset())
-    ordered: tuple[str, ...] = field(init=False, default=())  # adapters, by operators
+    # Adapters that an operator ordered to be there (True) or not.
+    ordered: tuple[tuple[str, bool], ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
         local = self.url.startswith(PREFIX)

@@ -189,11 +189,11 @@ class PoolTable:
         if backend.in_flight:
             self._leaving.append(backend)
 
-    def withhold(self, backend: Backend, lacking: Mapping[str, Exclusion], *ordered: str) -> None:
-        """Note which adapters requests cannot have there, whatever it lists, and which are ordered to be there."""
-        if (backend.lacking, backend.ordered) != (lacking, ordered):
-            self.epoch += backend.ordered != ordered
-            backend.lacking, backend.ordered = lacking, ordered
+    def withhold(self, backend: Backend, why: Mapping[str, Exclusion], *kept: tuple[str, bool]) -> None:  # fmt: skip
+        """Note which adapters requests cannot have there, whatever it lists, and which shall be there or not."""
+        if (backend.lacking, backend.ordered) != (why, kept):
+            self.epoch += backend.ordered != kept
+            backend.lacking, backend.ordered = why, kept
             self.revision += 1
             self._tell_capacity(backend.pool)
 

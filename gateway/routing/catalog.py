@@ -216,9 +216,8 @@ def _adapters(pool: str, config: PoolConfig, table: PoolTable) -> dict[str, Entr
     """Return an entry for each adapter that a backend holds, or that is meant to be there."""
     backends = table.backends(pool)
     if config.adapters == "auto":
-        names = [
-            name for each in backends for name in (*each.adapters, *each.awaited, *each.ordered)
-        ]
+        names = [name for each in backends for name in (*each.adapters, *each.awaited)]
+        names += [name for each in backends for name, wanted in each.ordered if wanted]
     else:
         names = [adapter.name for adapter in config.adapters]
     names += adapters_of(config)  # on the command line of its servers, so meant to be served

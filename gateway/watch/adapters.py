@@ -6,7 +6,7 @@ paths (`root`), so they can be loaded again and checked in the new list.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -20,7 +20,9 @@ from gateway.watch.fetch import FetchError, Pages
 _MOST_SHOWN: Final = 300  # characters of the server's answer
 
 
-def wanted(pool: PoolConfig, held: Mapping[str, str], backend: str) -> dict[str, str]:
+def wanted(
+    pool: PoolConfig, held: Mapping[str, str], backend: str, out: Collection[str] = ()
+) -> dict[str, str]:
     """Return the adapters that a restarted server should have, with their paths.
 
     If the configuration lists adapters, only those count: those that are pinned there and, while there is
@@ -31,18 +33,20 @@ def wanted(pool: PoolConfig, held: Mapping[str, str], backend: str) -> dict[str,
         pool: its settings.
         held: what the server before it held, with the paths.
         backend: its name in the pool.
+        out: what an operator keeps away from it.
     """
     if pool.adapters == "auto":
-        return dict(held)
-    paths = {each.name: each.path or held.get(each.name) for each in pool.adapters}
+        return {name: path for name, path in held.items() if name not in out}
+    listed = [each for each in pool.adapters if each.name not in out]
+    paths = {each.name: each.path or held.get(each.name) for each in listed}
     known = {name: path for name, path in paths.items() if path is not None}
     limits = [adapter_limits(each) for each in pool.backends if each.name == backend]
     most = limits[0].most if limits else None
-    pinned = {each.name for each in pool.adapters if backend in each.pin}
+    pinned = {each.name for each in listed if backend in each.pin}
     first = sorted(known, key=lambda name: (name not in pinned, name not in held))
     kept = pinned | held.keys()
     if most is None or len(known) <= most:
-        kept |= {each.name for each in pool.adapters if each.replicas is None}
+        kept |= {each.name for each in listed if each.replicas is None}
     return {name: known[name] for name in first[:most] if name in kept}
 
 

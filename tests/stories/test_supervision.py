@@ -13,6 +13,7 @@ import sys
 
 import pytest
 
+from gateway.adapters.memory import Order
 from gateway.core.events import EventKind
 from gateway.core.types import ModelsSeen, Phase, ServedModel
 from gateway.heal.decisions import Cause
@@ -196,6 +197,22 @@ async def test_adapters_of_the_configuration_are_loaded_from_their_paths():
     ):
         assert world.slot().sim.state.adapters == {"sql": "/a/sql", "fr": "/a/fr"}
         assert (await world.chat(model="fr", max_tokens=1)).status_code == 200
+
+
+@story
+async def test_a_restarted_server_does_not_load_what_an_operator_keeps_away_from_it():
+    """It may be what it died of."""
+    adapters = [{"name": "sql", "path": "/a/sql"}, {"name": "fr", "path": "/a/fr"}]
+    async with (
+        machine() as on,
+        fleet(on, launched(on["m/b1"], args=WITH_LORA), adapters=adapters) as world,
+    ):
+        world.process.adapters.order("m/b1", "sql", Order(keep=False))
+        await world.until(lambda: world.backend().adapters == ("fr",))
+        await world.slot().die()
+        await world.until(lambda: len(world.told(EventKind.STARTED)) == 2)
+        loads = world.slot().sim.received("/v1/load_lora_adapter")
+        assert [json.loads(each.body)["lora_name"] for each in loads] == ["fr"]
 
 
 @story

@@ -79,18 +79,20 @@ def test_orders_that_cannot_be_saved_say_so(tmp_path):
 
 
 def test_a_new_server_holds_all_that_fits_else_what_is_pinned_there_and_was_held():
-    def site(most):
+    def site(most, out=()):
         adapters = [{"name": name, "path": f"/{name}"} for name in "abcd"]
         adapters[3]["pin"] = ["b1"]
         backend = {"url": "http://h:1", "max_cpu_loras": most}
         pool = Config.model_validate(
             {"pools": {"m": {"backends": [backend], "adapters": adapters}}}
         )
-        return set(wanted(pool.pools["m"], {"b": "/b", "c": "/old"}, "b1"))
+        return set(wanted(pool.pools["m"], {"b": "/b", "c": "/old"}, "b1", out))
 
     assert site(4) == {"a", "b", "c", "d"}
     assert site(3) == {"b", "c", "d"}
     assert site(2) == {"b", "d"}
+    assert site(2, {"d"}) == {"b", "c"}
+    assert site(4, {"a", "d"}) == {"b", "c"}
 
 
 @pytest.mark.parametrize("most", [None, 4])
