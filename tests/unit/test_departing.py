@@ -65,6 +65,7 @@ class Scene:
                 phase=phase,
                 plain=False,
                 revision="",
+                models={},
                 in_flight=0,
                 health=SimpleNamespace(since=0.0),
                 chats_take_ids=True,

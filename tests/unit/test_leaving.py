@@ -13,7 +13,7 @@ from gateway.upstream.silence import Patience, Silence
 from tests.unit.test_resume import FAULT, call, frame, role, stream
 
 DRAINED = SimpleNamespace(
-    id="b1", revision="", phase=Phase.DRAINING, health=SimpleNamespace(since=0.0)
+    id="b1", revision="", models={}, phase=Phase.DRAINING, health=SimpleNamespace(since=0.0)
 )
 CLOCK = SimpleNamespace(now=lambda: 100.0)
 
@@ -63,7 +63,7 @@ def leaves(*, quiet_s=STALL_S, kept_waiting_s=50.0, works=True, unread_s=None, *
     watch = stream(request, demand)
     watch.feed(role([1, 2, 3]) + frame("a", [4]))
     backend = SimpleNamespace(
-        id="b1", revision="", phase=Phase.READY, health=SimpleNamespace(since=0.0),
+        id="b1", revision="", models={}, phase=Phase.READY, health=SimpleNamespace(since=0.0),
         works=lambda since, now: works,
         pulse=SimpleNamespace(held_up_at=now - kept_waiting_s),
     )  # fmt: skip
