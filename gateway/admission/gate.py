@@ -128,6 +128,11 @@ class Gate:
         later = any(reason.passes for reason in choice.excluded.values())
         return Chance.LATER if later else Chance.NEVER
 
+    def want(self, route: Route) -> None:
+        """Tell that a request found no place at once: its adapter may have to be loaded."""
+        for listener in self.on_wanted if route.adapter is not None else ():
+            listener(route)
+
     async def wait(
         self, ask: Ask, *, deadline: float, body_bytes: int, request_id: str, announce: Announce | None = None
     ) -> Slot:  # fmt: skip
@@ -146,8 +151,7 @@ class Gate:
         if line is None:  # a reload took the pool away while the prompt was counted
             raise no_backend(ask, {}, self._rng)
         line.came(ask)
-        for listener in self.on_wanted if ask.route.adapter is not None else ():
-            listener(ask.route)
+        self.want(ask.route)
         waiting = line.waiting(ask, deadline, body_bytes, announce)
         turn = waiting.turn
         decision, refusal = self._judge(line, waiting, request_id)

@@ -29,7 +29,7 @@ class Ending(Enum):
     MOVED = "moved"  # it is drained, and another backend goes on with the stream
     REST_REFUSED = "rest_refused"  # it answered 4xx to the rest of a stream that another one began
     DOWN = "down"  # it was out of service already, and the request with it
-    REFUSED = "refused"  # it answered 4xx, and then another pool was asked
+    REFUSED = "refused"  # it answered 4xx, and then another pool, or backend, was asked
 
     __hash__ = object.__hash__  # members are single objects; Enum's own hash is a call into Python
 

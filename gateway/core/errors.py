@@ -38,6 +38,7 @@
     |   |-- BackendBroke                  502     (died or spoke nonsense before the first byte)
     |   |   |-- MisdirectedReply            502     (the reply names another request)
     |   |   |-- BackendStopping             502     (it drains, and takes nothing new: retried)
+    |   |   |-- AdapterLost                 503     model_unavailable        (it has the adapter no more: retried)
     |   |   `-- RestRefused                 502     (it takes no rest of another's stream)
     |   |-- StreamBroke                   502     (after the first byte: an error frame, never a retry)
     |   |   `-- StreamMoved                 502     (cut by us: it has a place elsewhere)
@@ -359,6 +360,15 @@ class BackendStopping(BackendBroke):
     """The backend was told to stop, and answers requests that it does not take any more: nothing was done."""
 
     ending = Ending.HTTP_5XX
+
+
+class AdapterLost(BackendBroke):
+    """The backend listed the adapter and has it no more: nothing was done. 503, if no other one has it."""
+
+    status = 503
+    type = "service_unavailable_error"
+    default_code = "model_unavailable"
+    ending = Ending.REFUSED
 
 
 class RestRefused(BackendBroke):

@@ -9,6 +9,7 @@ import msgspec
 
 from gateway.core.codes import CODES
 from gateway.core.errors import (
+    AdapterLost,
     BackendBroke,
     BackendStopping,
     ContextLengthExceeded,
@@ -16,6 +17,7 @@ from gateway.core.errors import (
     EngineFull,
     GatewayError,
     MisdirectedReply,
+    ModelNotFound,
     Rejected,
     ReplyTooLarge,
     RequestError,
@@ -46,6 +48,7 @@ _FULL: Final = 503  # vLLM's own admission control: back-pressure, not sickness
 _TOO_MANY: Final = 429  # the same, as TGI says it
 # What a vLLM answers to new requests while it drains (`--shutdown-timeout`), though its health is good: the threads
 # that read prompts have ended. Source: Python's ThreadPoolExecutor; seen with vLLM 0.32.
+_MISSING, _NO_MODEL = 404, ModelNotFound.default_code
 _FAILED, _STOPPING = 500, "cannot schedule new futures after shutdown"
 _TAKES_NOTHING: Final = (RequestError, ShuttingDown, EndedByShutdown)
 GENERATES: Final = (Dialect.CHAT, Dialect.COMPLETIONS)
@@ -178,6 +181,7 @@ def check_taken(reply: Reply, ask: Ask, *, plain: bool) -> None:
     Raises:
         EngineFull: it refused it for capacity.
         BackendStopping: its server takes no more of them.
+        AdapterLost: it knows no such adapter, though it listed it.
     """
     if reply.status == _FULL or (plain and reply.status == _TOO_MANY):
         raise engine_full(reply, ask.call)
@@ -187,6 +191,10 @@ def check_taken(reply: Reply, ask: Ask, *, plain: bool) -> None:
             raise BackendStopping(
                 "The server that this request was sent to is shutting down. Please retry."
             )
+    if reply.status == _MISSING and ask.route.adapter is not None:
+        told = upstream_fault(reply.status, reply.body or b"", ask.call.dialect)
+        if told.code == _NO_MODEL and f"`{ask.route.adapter}`" in told.message:
+            raise AdapterLost("The server that had the adapter has lost it. Please retry.")
 
 
 def check_passed_on(reply: Reply, ask: Ask, *, falls_back: bool) -> None:

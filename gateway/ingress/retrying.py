@@ -13,6 +13,7 @@ from gateway.admission.refusals import engine_refused, heard_within_s
 from gateway.core.aio import Clock, beside
 from gateway.core.endings import Attempt, Barrier, Ending
 from gateway.core.errors import (
+    AdapterLost,
     BackendBroke,
     BackendStopping,
     EngineFull,
@@ -23,7 +24,7 @@ from gateway.core.errors import (
     StreamMoved,
     UpstreamError,
 )
-from gateway.core.types import Ask, Call, Chance, RequestRecord, Slot, TrafficFailed
+from gateway.core.types import Ask, Call, Chance, ModelsSeen, RequestRecord, Slot, TrafficFailed
 from gateway.ingress.downstream import Downstream
 from gateway.ingress.leaving import pass_over, what_runs
 from gateway.ingress.measuring import Measuring
@@ -184,7 +185,7 @@ class Retrying:
         if isinstance(error, UpstreamError) and error.in_order:
             self.quarantine.ended_in_order(backend.id)
             return True
-        if isinstance(error, RequestForgotten | BackendStopping):
+        if isinstance(error, RequestForgotten | BackendStopping | AdapterLost):
             return True
         of, ended = await self.lost(down, record, backend, error.ending), error.message == _ENDED
         if of is None:
@@ -304,6 +305,12 @@ class Retrying:
             record.usage = record.usage if record.resumed else None
         elif not isinstance(error, StreamMoved):
             self._ledger.upstream_failed(backend.id, error.ending, hard=is_hard(error.ending))
+        if isinstance(error, AdapterLost) and self._table.get(backend.id) is backend:
+            left = tuple(each for each in backend.models.values() if each.name != ask.route.adapter)
+            seen = ModelsSeen(now, left, backend.endpoints, backend.version)
+            self._table.observe(backend.id, seen)
+            del ask.tried[backend.id]  # it is well, and may load it again
+            self._gate.want(ask.route)
         if isinstance(error, MisdirectedReply):
             self._client.connections(backend).distrust()
 

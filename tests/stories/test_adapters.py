@@ -406,6 +406,22 @@ async def test_a_request_for_what_an_operator_ordered_waits_while_a_server_that_
 
 
 @story
+async def test_what_a_server_has_lost_is_had_from_another_or_loaded_again_before_a_list_tells():
+    async with gateway(SIM, SIM, pools=pool([lora("sql")], 2), as_shipped=True) as world:
+        everywhere = {"sql": "/loras/sql"}
+        await world.until(lambda: held(world) == held(world, 1) == everywhere)
+        await world.until(lambda: not world.process.adapters.pools["m"].changes)
+        for lost in ([0], [0, 1]):
+            for place in lost:
+                world.sims[place].state.loaded.clear()
+            for number in range(8):  # with a list every 10 s
+                reply = await world.chat(f"{number}", model="sql", max_tokens=1)
+                assert reply.status_code == 200, reply.text
+            await world.until(lambda: held(world) == held(world, 1) == everywhere)
+            await world.until(lambda: not world.process.adapters.pools["m"].changes)
+
+
+@story
 async def test_orders_for_two_servers_that_have_an_adapter_in_different_places_hold_for_each():
     async with gateway(SIM, SIM, pools=pool("auto", 2)) as world:
         adapters, both = world.process.adapters, [{"x": "/disk/x"}, {"x": "/nfs/x"}]
