@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -299,6 +300,9 @@ class Adapters:
             state = "loading" if change.move.load == name else "unloading"
             usual = "" if keeper.usual_s is None else f", usually at most {keeper.usual_s:.1f} s"
             detail = f"for {now - change.began_at:.1f} s{usual}"
+            waited_for = backend.adapter_requests.get(change.move.unload or "", 0)
+            if waited_for and change.late_at == math.inf:  # the server was asked for nothing yet
+                detail = f"waits until {waited_for} in flight of {change.move.unload} have ended"
         elif model is not None:
             state = "loaded"
             loaded_by = "gateway" if name in sight.loaded else "other"

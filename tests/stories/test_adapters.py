@@ -112,6 +112,8 @@ async def test_what_has_requests_in_flight_stays_until_they_have_ended():
         second = start(world.chat(model="b", max_tokens=1), name="second")
         await world.until(lambda: "a" in world.process.table.get("m/b1").lacking)
         assert "a" in held(world)
+        details = {each.detail for each in world.process.adapters.statuses()}
+        assert details == {"waits until 1 in flight of a have ended"}
         world.sims[0].clear()
         assert (await first).json()["usage"]["completion_tokens"] == 20
         assert (await second).status_code == 200
