@@ -172,8 +172,12 @@ def test_a_cached_prompt_makes_no_backend_eligible_that_is_not(states, sent, wal
         assert choice is None
         assert told.excluded[asked.awaits].passes
     assert all(seconds > 0 for seconds in told.expected_s.values())
-    if choice is not None:
-        assert told.expected_s[choice.id] == min(told.expected_s.values())
+    if choice is not None:  # new prompts that begin alike meet at one of about equal backends
+        assert told.expected_s[choice.id] == told.expected_s[told.backend_id]
+        streams = max(each.weighed().streams for each in table)
+        reading_s = need.prompt_tokens * choice.token_cost.prompt_s * 2 * streams
+        least_s = min(told.expected_s.values())
+        assert least_s <= told.expected_s[choice.id] <= least_s + 0.02 * reading_s
 
 
 @given(
