@@ -36,6 +36,7 @@ class Received:
     reused: bool  # not the first request of its connection
     query: str = ""
     status: int | None = None
+    answered_at: float | None = None  # the head of the reply was sent
     begun_tokens: int = 0  # of the reply, that the prompt has already
     tokens_emitted: int = 0
     client_disconnected_at: float | None = None
@@ -122,6 +123,7 @@ class Reply:
     def _start(self, status: int, headers: dict[str, str], body: bytes = b"") -> None:
         self.started = True
         self._request.status = status
+        self._request.answered_at = asyncio.get_running_loop().time()
         if self._close:
             headers = headers | {"connection": "close"}
         head = f"HTTP/1.1 {status} {_phrase(status)}\r\ndate: {formatdate(usegmt=True)}\r\nserver: uvicorn\r\n"

@@ -54,6 +54,7 @@ class EngineLine(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     at: float
     ended_at: float
+    answered_at: float | None = None  # it sent the head of a reply, a stream's at once
     begun: int = 0
     emitted: int = 0
     left_at: float | None = None  # when it saw that its client had left

@@ -148,14 +148,12 @@ def _attempts(evidence: Evidence) -> Iterator[str]:
 
 
 def _budget(clients: Sequence[ClientLine], retries: Sequence[EngineLine]) -> Iterator[str]:
-    """Each tenant asks a pool of its own. Retries count until the engine answers: at the latest when the client has the first byte."""
-    first_at = {line.nonce: line.first_at for line in clients}
+    """Each tenant asks a pool of its own. Retries count until the engine answers, with the head of a reply at least."""
     changes = [(line.sent_at, 1, 0) for line in clients]
     changes += [(line.ended_at, -1, 0) for line in clients]
     changes += [(line.at, 0, 1) for line in retries]
     for line in retries:
-        heard_at = first_at.get(line.nonce) or line.ended_at
-        changes.append((min(max(heard_at, line.at), line.ended_at), 0, -1))
+        changes.append((line.answered_at or line.ended_at, 0, -1))
     active = again = 0
     # At one moment what ends goes first among retries, what begins among requests.
     for at, request, retry in sorted(changes, key=lambda each: (each[0], -each[1], each[2])):

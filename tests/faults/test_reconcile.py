@@ -94,6 +94,18 @@ HONEST = {
         [logged(f"n{n}") for n in range(5)],
         [engine(f"n{n}", at=at, died=at < 0.06) for n in range(5) for at in (0.05, 0.06)],
     ),
+    "many begin anew at an engine that answers at once": evidence(
+        [client(f"n{n}") for n in range(5)],
+        [logged(f"n{n}") for n in range(5)],
+        [
+            attempt
+            for n in range(5)
+            for attempt in (
+                engine(f"n{n}", at=0.05, ended_at=0.05, emitted=0),
+                engine(f"n{n}", at=0.06 + 0.002 * n, answered_at=0.061 + 0.002 * n),
+            )
+        ],
+    ),
     "restarts of what was broken": evidence(restarts=["b1/1"], true_faults=frozenset({"b1/1"})),
 }
 

@@ -213,7 +213,7 @@ def write_down(
         nonce, begun = told
         line = EngineLine(
             nonce=nonce, engine=name, at=request.at, ended_at=time.monotonic(), begun=begun,
-            emitted=request.tokens_emitted, left_at=request.client_disconnected_at,
+            emitted=request.tokens_emitted, left_at=request.client_disconnected_at, answered_at=request.answered_at,
             died=dies(),
         )  # fmt: skip
         keep(line)
