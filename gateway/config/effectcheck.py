@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from gateway.config.check import Remark
 from gateway.config.findings import KeyPath, Severity
@@ -10,7 +11,7 @@ from gateway.config.models import Config
 from gateway.config.units import format_duration
 from gateway.core.limits import KeyLimits
 
-_BUDGETS = ("budget_per_day", "budget_per_month")
+_BUDGETS: Final = ("budget_per_day", "budget_per_month")
 
 
 def check_effect(config: Config) -> Iterator[Remark]:

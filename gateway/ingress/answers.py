@@ -46,9 +46,9 @@ from gateway.wire.veiledstream import VeiledStream
 _OK: Final = Outcome.OK  # looked up once: 0.15 us before Python 3.12
 _FULL: Final = 503  # vLLM's own admission control: back-pressure, not sickness
 _TOO_MANY: Final = 429  # the same, as TGI says it
+_MISSING, _NO_MODEL = 404, ModelNotFound.default_code
 # What a vLLM answers to new requests while it drains (`--shutdown-timeout`), though its health is good: the threads
 # that read prompts have ended. Source: Python's ThreadPoolExecutor; seen with vLLM 0.32.
-_MISSING, _NO_MODEL = 404, ModelNotFound.default_code
 _FAILED, _STOPPING = 500, "cannot schedule new futures after shutdown"
 _TAKES_NOTHING: Final = (RequestError, ShuttingDown, EndedByShutdown)
 GENERATES: Final = (Dialect.CHAT, Dialect.COMPLETIONS)

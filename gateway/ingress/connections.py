@@ -102,7 +102,7 @@ class Line(OrderedDict[Waiting, float]):
         self.waits = waits
         self.seconds = seconds
 
-    def last(self, seconds: float) -> None:
+    def wait_for(self, seconds: float) -> None:
         """Have each wait for so long, from when it joined; those that are in line already, too."""
         longer = seconds - self.seconds
         for connection in self:
@@ -129,10 +129,10 @@ class Connections:
 
     def apply(self, times: Waited) -> None:
         """Have clients wait for as long as changed settings say."""
-        self.heads.last(times.head_s)
-        self.idle.last(times.idle_s)
-        self.lingering.last(times.linger_s)
-        self.closing.last(times.closing_s)
+        self.heads.wait_for(times.head_s)
+        self.idle.wait_for(times.idle_s)
+        self.lingering.wait_for(times.linger_s)
+        self.closing.wait_for(times.closing_s)
 
     def __len__(self) -> int:
         return len(self._all)

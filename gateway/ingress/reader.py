@@ -229,7 +229,7 @@ class RequestReader(HttpToolsProtocol):
         if not self.http11 and version != "1.0":
             raise httptools.HttpParserError("neither HTTP/1.1 nor HTTP/1.0")
         self.in_head = False
-        if not self.url.startswith(b"/") or b"#" in self.url:
+        if not self.url.startswith(b"/") or self.url.find(b"#") >= 0:  # `in` takes thrice as long
             self._take_path()
         self.fields = fields = joined(self.headers)
         self.told_bytes = int(fields[b"content-length"]) if b"content-length" in fields else None

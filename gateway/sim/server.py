@@ -169,8 +169,6 @@ class SimServer:
         self._socket = self._socket or self._bind()
         for connection in list(self._connections):
             connection.drain()
-        for task in self._accepting:  # those that come in at this moment
-            task.add_done_callback(lambda done: done.cancelled() or done.result()[1].drain())
 
     def _accept(self) -> None:
         loop = asyncio.get_running_loop()
@@ -178,7 +176,13 @@ class SimServer:
             accepted = loop.connect_accepted_socket(self._connection, sock, ssl=self._tls)
             task = loop.create_task(accepted)
             self._accepting.add(task)
-            task.add_done_callback(self._accepting.discard)
+            task.add_done_callback(self._accepted)
+
+    def _accepted(self, task: asyncio.Task[Any]) -> None:
+        self._accepting.discard(task)
+        failed = task.cancelled() or task.exception() is not None  # a TLS handshake may fail
+        if not failed and not self._listening:  # it came in as connections began to be refused
+            task.result()[1].drain()
 
     def _connection(self) -> Connection:
         return Connection(self._handle, self._connections, self.config.keep_alive_s)

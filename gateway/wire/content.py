@@ -120,9 +120,9 @@ def scan(field: str, raw: Raw, facts: Found) -> bool:
         return _message(fields_once(raw, field), field, facts)
     if first == _NULL or (first == _QUOTE and field != "messages"):
         return True
-    raise (
-        wrong_type(field, "expected a list of messages") if field == "messages" else _unclear(field)
-    )
+    if field == "messages":
+        raise wrong_type(field, "expected a list of messages")
+    raise _unclear(field)
 
 
 def _messages(path: str, raw: Raw, facts: Found, depth: int = 0) -> bool:

@@ -38,14 +38,7 @@ async def test_chats_are_answered_whole_and_streamed_over_connections_that_are_k
             for _ in range(3):
                 await world.rested()
                 stream = await world.chat(max_tokens=3, stream=True)
-                data = frames(stream.text)
-                assert data[-1] == "[DONE]"
-            text = "".join(
-                choice["delta"].get("content", "")
-                for each in data[:-1]
-                for choice in json.loads(each)["choices"]
-            )
-            assert text == whole.json()["choices"][0]["message"]["content"]
+                assert _text(stream) == whole.json()["choices"][0]["message"]["content"]
             chats = world.sims[0].received(CHAT)
             assert [each.reused for each in chats] == [False, True, True, True]
             await world.settled()
