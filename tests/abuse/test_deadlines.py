@@ -164,3 +164,15 @@ def test_connections_that_are_there_wait_as_long_as_a_reload_says(what):
                     assert await client.rest() == b""
 
     check()
+
+
+@story
+async def test_the_admin_listener_waits_for_a_body_as_long_as_a_reload_says():
+    async with gateway(FAST, extra="timeouts: {body: 75s}") as world, ledger(world):
+        text = world.path.read_text()
+        world.path.write_text(text.replace("body: 75s", "body: 300ms"))
+        await reload(world.process)
+        async with raw(world.process.admin_port) as client:
+            await client.send(head("POST", "/admin/v1/restarts:hold", length=100))
+            async with asyncio.timeout(5):
+                assert (await client.reply()).status == 408
