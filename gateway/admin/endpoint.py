@@ -55,19 +55,19 @@ Whole = Annotated[int, BeforeValidator(_integral)]  # of JSON, where 5.0 is a wh
 
 
 class Query(BaseModel):
-    """The query parameters of an endpoint; those that it does not know, or that are empty, are ignored."""
+    """The query parameters of an endpoint. One that it does not know is an error; empty ones are ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="forbid")
     flags: ClassVar[frozenset[str]] = frozenset()  # mean something without a value
 
 
-class ChangeQuery(Query):
-    """The query parameters of an endpoint that changes something; none is ignored."""
+class ProbeQuery(Query):
+    """The query parameters of what programs ask that add some of their own; unknown ones are ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class DryRunQuery(ChangeQuery):
+class DryRunQuery(Query):
     """Of a change that can be tried first."""
 
     dry_run: bool = Field(default=False, description="Say what would happen; change nothing.")

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from gateway.admin.condition import facts
 from gateway.admin.desk import Desk
-from gateway.admin.endpoint import Asked, Body, Listing, Problem, Query, Text
+from gateway.admin.endpoint import Asked, Body, Listing, ProbeQuery, Problem, Query, Text
 from gateway.core.aio import periodic
 from gateway.ingress.routes import Readiness
 from gateway.ops.callers import Callers
@@ -137,7 +137,7 @@ async def livez(desk: Desk, asked: Read) -> Text:
     return Text(b"ok\n")
 
 
-class ReadyQuery(Query):
+class ReadyQuery(ProbeQuery):
     """How much `/readyz` says."""
 
     flags = frozenset({"verbose"})

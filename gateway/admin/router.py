@@ -151,12 +151,20 @@ def _is_json(request: Request) -> None:
 
 
 def _query(request: Request, endpoint: Endpoint) -> Query:
-    flags = endpoint.query.flags
-    given = {name: text for name, text in request.query_params.items() if text or name in flags}
+    """Return what a query asks for.
+
+    Raises:
+        Problem: that is not what the endpoint takes, or something is asked twice (400).
+    """
+    model, given = endpoint.query, dict[str, str]()
+    for name, text in request.query_params.multi_items():
+        if text or name in model.flags:
+            if given.setdefault(name, text) != text and name in model.model_fields:
+                raise bad_parameter(f"The query parameter {name[:50]} is given twice.")
     try:
-        return endpoint.query.model_validate(given)
+        return model.model_validate(given)
     except ValidationError as error:
-        raise _unfit(error, "query parameter") from None
+        raise _unfit(error, "query parameter", model) from None
 
 
 async def _raw(request: Request, endpoint: Endpoint) -> bytes:
@@ -188,7 +196,7 @@ def _body(raw: bytes, endpoint: Endpoint) -> Body | None:
     try:
         return endpoint.body.model_validate_json(raw)
     except ValidationError as error:
-        raise _unfit(error, "body") from None
+        raise _unfit(error, "body", endpoint.body) from None
 
 
 def _conditions(request: Request, raw: bytes) -> Conditions:
@@ -200,7 +208,7 @@ def _conditions(request: Request, raw: bytes) -> Conditions:
     )
 
 
-def _unfit(error: ValidationError, what: str) -> Problem:
+def _unfit(error: ValidationError, what: str, model: type[BaseModel]) -> Problem:
     """Return the problem of something that is not as the model says; the input is not repeated."""
     wrong = error.errors(include_url=False, include_input=False)
     found = [
@@ -209,11 +217,13 @@ def _unfit(error: ValidationError, what: str) -> Problem:
     ]
     first = found[0]
     name = first["pointer"].removeprefix("/") or "it"
-    said = f"{name}{'' if in_words(wrong[0]) else ':'} {first['detail']}"
+    said = f"{name}{'' if in_words(wrong[0]) else ':'} {first['detail']}."
+    if wrong[0]["type"] == "extra_forbidden" and len(wrong[0]["loc"]) == 1:
+        said += f" Known are: {', '.join(model.model_fields) or 'none'}."
     return Problem(
         HTTPStatus.BAD_REQUEST,
         "bad_parameter",
-        f"The {what} is not valid: {said}.",
+        f"The {what} is not valid: {said}",
         errors=found[:20],
     )
 

@@ -26,13 +26,13 @@ from gateway.admin.desk import Desk
 from gateway.admin.endpoint import (
     Asked,
     Body,
-    ChangeQuery,
     DryRunBody,
     DryRunQuery,
     Endpoint,
     Listing,
     ListQuery,
     Method,
+    ProbeQuery,
     Query,
     Text,
 )
@@ -70,7 +70,7 @@ _NOT_HELD: Final = {
 _SHOWN: Final = (
     Endpoint(
         method=Method.GET, path="/livez", name="livez", role=None,
-        does="Tell that the process runs.", handler=fleet.livez,
+        does="Tell that the process runs.", handler=fleet.livez, query=ProbeQuery,
     ),
     Endpoint(
         method=Method.GET, path="/readyz", name="readyz", role=None,
@@ -79,7 +79,7 @@ _SHOWN: Final = (
     ),
     Endpoint(
         method=Method.GET, path="/metrics", name="metrics", role=Role.METRICS,
-        does="Read every metric, for Prometheus.", handler=fleet.get_metrics,
+        does="Read every metric, for Prometheus.", handler=fleet.get_metrics, query=ProbeQuery,
         media=("text/plain", "application/openmetrics-text"),
     ),
     Endpoint(
@@ -293,14 +293,14 @@ _CONFIG: Final = (
     Endpoint(
         method=Method.POST, path=f"{_V1}/config:validate", name="validate_config",
         role=Role.OPERATOR, does="Check the file, or a text that is sent.", computes=True,
-        handler=settings.validate, answer=settings.ValidatedTold, query=ChangeQuery,
+        handler=settings.validate, answer=settings.ValidatedTold,
         body=settings.TextBody, body_bytes=settings.TEXT_BYTES,
         refusals={HTTPStatus.CONFLICT: "no_file, upgrading"}, verb="config validate",
     ),
     Endpoint(
         method=Method.POST, path=f"{_V1}/config:diff", name="diff_config", role=Role.OPERATOR,
         does="Read what the file, or a text that is sent, would change.", computes=True,
-        handler=settings.get_diff, answer=settings.DiffTold, query=ChangeQuery,
+        handler=settings.get_diff, answer=settings.DiffTold,
         body=settings.TextBody, body_bytes=settings.TEXT_BYTES,
         refusals={HTTPStatus.CONFLICT: "no_file, new_reference, upgrading"}, verb="config diff",
     ),
@@ -317,7 +317,7 @@ _PROCESS: Final = (
     Endpoint(
         method=Method.POST, path=UPGRADE, name="upgrade", role=Role.ADMIN,
         does="Have a new process of the gateway take over. Takes up to two minutes.",
-        handler=upgrades.upgrade, answer=upgrades.UpgradedTold, query=ChangeQuery, body=Body,
+        handler=upgrades.upgrade, answer=upgrades.UpgradedTold, body=Body,
         refusals={
             HTTPStatus.CONFLICT: "upgrade_refused", HTTPStatus.BAD_GATEWAY: "upgrade_failed",
         },

@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing_extensions import TypedDict
 
 from gateway.admin.desk import Desk
-from gateway.admin.endpoint import Asked, Body, ChangeQuery, Problem
+from gateway.admin.endpoint import Asked, Body, Problem, Query
 from gateway.ops.upgrading import UpgradeFailed, UpgradeRefused
 
 
@@ -17,7 +17,7 @@ class UpgradedTold(TypedDict):
     sentence: str
 
 
-async def upgrade(desk: Desk, asked: Asked[ChangeQuery, Body]) -> UpgradedTold:
+async def upgrade(desk: Desk, asked: Asked[Query, Body]) -> UpgradedTold:
     """Answer once a new process serves (200), or why none does (409, 502). Takes up to two minutes."""
     try:
         told = await desk.upgrades.ask()

@@ -136,11 +136,33 @@ def test_what_a_change_does_not_know_is_refused(desk):
 
 
 @pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        (
+            "usage?from=2026-11-01",
+            "from is not known here. Known are: limit, after, first, last, by, tenant, key, model.",
+        ),
+        ("me?verbose=1", "verbose is not known here. Known are: none."),
+        ("usage?tenant=a&tenant=b", "The query parameter tenant is given twice."),
+    ],
+)
+def test_a_question_is_refused_rather_than_another_one_answered(desk, query, told):
+    reply = desk.get(f"/admin/v1/{query}")
+    assert (reply.status_code, reply.json()["code"]) == (400, "bad_parameter")
+    assert reply.json()["detail"].endswith(told)
+
+
+def test_probes_and_prometheus_may_add_parameters_of_their_own(desk):
+    for path in ("/livez?a=1", "/readyz?a=1&verbose", "/metrics?a=1&a=2"):
+        assert desk.get(path).status_code == 200
+
+
+@pytest.mark.parametrize(
     ("body", "told"),
     [
         ("{x}", "it is not JSON (key must be a string at line 1 column 2)"),
         ("[]", "it must be a mapping"),
-        ('{"x": 1}', "x is not known here"),
+        ('{"x": 1}', "x is not known here. Known are: reason, dry_run, pool, for_s"),
         ('{"for_s": 0}', "for_s must be more than 0"),
         ('{"for_s": {}}', "for_s must be a number"),
     ],
