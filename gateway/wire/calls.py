@@ -16,12 +16,11 @@ from msgspec import UNSET, Raw, structs
 
 from gateway.core.errors import NO_MODEL, MissingModel, RequestError, UnsupportedMediaType
 from gateway.core.types import Call, Dialect, Endpoint, Route
-from gateway.wire.content import CHECKED_BYTES
 from gateway.wire.forms import FormReader
 from gateway.wire.large import fields_at_hand, spliced
 from gateway.wire.measures import Measure
 from gateway.wire.objects import fields_of, is_given
-from gateway.wire.ordinary import Ordinary, ordinary, short_chat
+from gateway.wire.ordinary import SHORT_CHAT_BYTES, Ordinary, ordinary, short_chat
 from gateway.wire.peek import Peek, peek, take_apart
 from gateway.wire.prompts import prompts_of, truncates
 from gateway.wire.small import check_depth, is_small
@@ -115,7 +114,7 @@ def parse_at_once(spec: EndpointSpec, body: bytes, content_type: bytes) -> Call 
     """
     if content_type != b"application/json":
         _check_json_type(content_type)
-    if spec.endpoint is _CHAT and len(body) <= CHECKED_BYTES:
+    if spec.endpoint is _CHAT and len(body) <= SHORT_CHAT_BYTES:
         found = short_chat(body)
         if found is not None:
             return _ordinary_call(spec, body, content_type, None, found)

@@ -27,6 +27,10 @@ from gateway.wire.prompts import TOOLS_GROWTH
 from gateway.wire.schemas import may_be_strict
 from gateway.wire.small import containers, most_containers
 
+# A longer chat is read sooner by `ordinary`, which need not decode its text: of 4 KiB a whole request takes
+# 63 us there and 60 here, of 16 KiB 67 and 71.
+SHORT_CHAT_BYTES: Final = 8192
+
 _encode: Final = msgspec.json.Encoder().encode
 
 
