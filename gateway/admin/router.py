@@ -158,9 +158,10 @@ def _query(request: Request, endpoint: Endpoint) -> Query:
     """
     model, given = endpoint.query, dict[str, str]()
     for name, text in request.query_params.multi_items():
-        if text or name in model.flags:
-            if given.setdefault(name, text) != text and name in model.model_fields:
-                raise bad_parameter(f"The query parameter {name[:50]} is given twice.")
+        if not text and name not in model.flags:
+            continue
+        if given.setdefault(name, text) != text and name in model.model_fields:
+            raise bad_parameter(f"The query parameter {name[:50]} is given twice.")
     try:
         return model.model_validate(given)
     except ValidationError as error:
