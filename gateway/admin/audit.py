@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -73,7 +73,7 @@ class Audit:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._kept: deque[Entry] = deque(_read(journal), maxlen=_KEPT)
+        self._kept: deque[Entry] = deque(journal.read(_ENTRY), maxlen=_KEPT)
         self._last = self._kept[-1].number if self._kept else 0
         self._writing = asyncio.Lock()
 
@@ -107,27 +107,7 @@ def audit_of(folder: Path) -> Audit:
     return Audit(Journal(folder, "audit", _MOST_BYTES))
 
 
-def _read(journal: Journal) -> Iterator[Entry]:
-    for line in journal.lines():
-        try:
-            yield _ENTRY.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            continue  # the last line of a gateway that was killed, or of a newer version
-
-
-def _told(entry: Entry) -> AuditTold:
-    return AuditTold(
-        id=str(entry.number),
-        at=rfc3339(entry.at),
-        who=entry.who,
-        role=entry.role,
-        address=entry.address,
-        action=entry.action,
-        target=entry.target,
-        order=entry.order,
-        reason=entry.reason,
-        status=entry.status,
-        code=entry.code,
-        before=entry.before,
-        after=entry.after,
-    )
+def _told(entry: Entry) -> dict[str, Any]:
+    """Return an entry as `AuditTold` has it."""
+    told = msgspec.structs.asdict(entry)
+    return {"id": str(told.pop("number")), **told, "at": rfc3339(entry.at)}

@@ -25,11 +25,8 @@ class EventLog:
     def follow(self, events: Events) -> None:
         """Give what was kept to a list of events that is still empty, and keep what comes from now on."""
         journal = Journal(self.folder, "events", self.most_bytes)
-        for line in journal.lines():
-            try:
-                events.recall(_EVENT.decode(line))
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                continue  # the last line of a gateway that was killed, or of a newer version
+        for event in journal.read(_EVENT):
+            events.recall(event)
 
         def keep(event: Event) -> None:
             journal.append(msgspec.json.encode(event))

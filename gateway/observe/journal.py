@@ -15,8 +15,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 log = logging.getLogger("gateway.journal")
+
+Line = TypeVar("Line")
 
 
 @dataclass(slots=True)
@@ -38,9 +43,16 @@ class Journal:
     def _before(self) -> Path:
         return self.folder / f"{self.name}.1.jsonl"
 
-    def lines(self) -> Iterator[bytes]:
-        """Go through the lines on disk, the oldest first; the last one may be a part of one."""
-        return chain.from_iterable(map(_lines, (self._before, self.path)))
+    def read(self, decoder: msgspec.json.Decoder[Line]) -> Iterator[Line]:
+        """Go through what is on disk, the oldest first.
+
+        The last line of a gateway that was killed is left out, and so are those of a newer version.
+        """
+        for line in chain.from_iterable(map(_lines, (self._before, self.path))):
+            try:
+                yield decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
 
     def append(self, line: bytes) -> bool:
         """Write one line. False: it could not be written."""

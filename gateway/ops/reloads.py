@@ -59,7 +59,7 @@ class History:
         self._journal = Journal(folder, "config", _MOST_BYTES)
         self._saves = saves
         self._clock = clock
-        self._kept: deque[Reload] = deque(_read(self._journal), maxlen=_KEPT)
+        self._kept: deque[Reload] = deque(self._journal.read(_RELOAD), maxlen=_KEPT)
 
     def note(
         self,
@@ -90,11 +90,3 @@ def left_to(heir: Process, by: str, reason: str, clock: Clock, digest: str) -> R
     tell(heir, signal.SIGHUP)
     told = f"Process {heir.pid} took over, and reads its file now. Its log says what comes of that."
     return Reload(0, clock.wall(), by, reason, False, digest, (), (told,))
-
-
-def _read(journal: Journal) -> Iterator[Reload]:
-    for line in journal.lines():
-        try:
-            yield _RELOAD.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            continue  # the last line of a gateway that was killed, or of a newer version
