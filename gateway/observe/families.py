@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -73,6 +74,27 @@ class Sums:
     overheads: list[float] = field(default_factory=list)
     ttfts: list[float] = field(default_factory=list)
     token_gaps: list[float] = field(default_factory=list)
+
+
+def grown(
+    before: Mapping[Labels, float], after: Mapping[Labels, float]
+) -> Iterator[tuple[Labels, float]]:
+    """Yield what of a counter came since, by labels; what is less was dropped (`departed`), and counted anew."""
+    for labels, value in after.items():
+        was = before.get(labels, 0)
+        if more := value - was if value >= was else value:
+            yield labels, more
+
+
+def moved(
+    before: Mapping[Labels, Sequence[float]], after: Mapping[Labels, Sequence[float]]
+) -> Iterator[tuple[Labels, list[float]]]:
+    """Yield the same of a histogram: counts by bucket, the last two numbers are `+Inf` and the sum."""
+    for labels, cell in after.items():
+        was = before.get(labels, ())
+        if cell != was:
+            was = () if sum(cell[:-1]) < sum(was[:-1]) else was
+            yield labels, [now - then for now, then in zip_longest(cell, was, fillvalue=0)]
 
 
 def family(each: Instrument, values: Mapping[Labels, float]) -> Metric:

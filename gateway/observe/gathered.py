@@ -8,12 +8,13 @@ Of a worker that is older than this process, all that it first tells was counted
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import zip_longest
 from typing import Any, Final
 
 import msgspec
 
 from gateway.observe import instruments as table
-from gateway.observe.families import Labels
+from gateway.observe.families import Labels, grown, moved
 from gateway.observe.instrument import Kind
 from gateway.observe.instruments import INSTRUMENTS
 
@@ -105,15 +106,7 @@ class Gathered:
             self._alive.append(each.life)
             if before is None and each.began < self.began:
                 continue
-            for name, counted in each.values.items():
-                if name in COUNTED:
-                    _add(values.setdefault(name, {}), counted, _before(before, name))
-            for name, histogram in each.cells.items():
-                known = {} if before is None else dict(before.cells.get(name, ()))
-                fitting = [(of, cell) for of, cell in histogram if len(cell) == _CELLS.get(name)]
-                _add_cells(
-                    cells.setdefault(name, {}), fitting, known
-                )  # not those of another version
+            _add_up(values, cells, before or Counted(each.life, each.began, {}, {}), each)
         while len(self._before) > _LIVES_KEPT:
             del self._before[next(iter(self._before))]
         return values, cells
@@ -133,31 +126,17 @@ class Gathered:
         return own[0] + held, own[1] + most
 
 
-def _before(told: Counted | None, name: str) -> dict[Labels, float]:
-    return {} if told is None else dict(told.values.get(name, ()))
-
-
-def _add(
-    sums: dict[Labels, float], counted: Iterable[tuple[Labels, float]], before: dict[Labels, float]
-) -> None:
-    for labels, value in counted:
-        was = before.get(labels, 0)
-        more = (
-            value - was if value >= was else value
-        )  # less: dropped (`departed`), and counted anew
-        if more:  # else it may have been dropped here
+def _add_up(values: Values, cells: Cells, before: Counted, after: Counted) -> None:
+    """Add what a worker counted since it told before."""
+    for name in COUNTED & after.values.keys():
+        sums = values.setdefault(name, {})
+        for labels, more in grown(dict(before.values.get(name, ())), dict(after.values[name])):
             sums[labels] = sums.get(labels, 0) + more
-
-
-def _add_cells(
-    sums: dict[Labels, list[float]],
-    counted: Iterable[tuple[Labels, list[float]]],
-    before: dict[Labels, list[float]],
-) -> None:
-    for labels, cell in counted:
-        was = before.get(labels)
-        if was is None or sum(cell[:-1]) < sum(was[:-1]):  # the last one is no count
-            was = [0.0] * len(cell)
-        if cell != was:
-            known = sums.get(labels) or [0.0] * len(cell)
-            sums[labels] = [a + b - c for a, b, c in zip(known, cell, was, strict=True)]
+    for name, told in after.cells.items():
+        known, every = dict(before.cells.get(name, ())), cells.setdefault(name, {})
+        # Not those of another version.
+        fitting = {labels: cell for labels, cell in told if len(cell) == _CELLS.get(name)}
+        for labels, rise in moved(known, fitting):
+            every[labels] = [
+                a + b for a, b in zip_longest(every.get(labels, ()), rise, fillvalue=0)
+            ]

@@ -7,13 +7,13 @@ differ by. So nothing is counted twice, and a request pays nothing for it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.core.types import Outcome
 from gateway.observe.buckets import INTER_TOKEN_BUCKETS, TTFT_BUCKETS
-from gateway.observe.families import Labels
+from gateway.observe.families import Labels, grown, moved
 
 # The gateway or a backend failed; the caller is not to blame.
 ERRORS: Final = frozenset(
@@ -28,9 +28,7 @@ ERRORS: Final = frozenset(
 )
 # The client left, or did not read: neither a success nor a failure.
 LEFT: Final = frozenset((Outcome.CLIENT_GONE.value, Outcome.CLIENT_STALLED.value))
-_OK: Final = (
-    Outcome.OK.value
-)  # looked up once: before Python 3.12 that takes longer than what is done with it
+_OK: Final = Outcome.OK.value  # looked up once: 0.15 us before Python 3.12
 _SHED: Final = Outcome.SHED.value
 
 
@@ -96,36 +94,32 @@ class Window:
         """Return what was counted of each model of each pool; without `times`, no time is told."""
         found: defaultdict[tuple[str, str], Tally] = defaultdict(Tally)
         before, after = self.before, self.after
-        for (pool, model, _, outcome, code), more in _grown(before.requests, after.requests):
+        for (pool, model, _, outcome, code), more in grown(before.requests, after.requests):
             _count(found[pool, model], outcome, code, int(more))
-        for (pool, model, kind), more in _grown(before.tokens, after.tokens):
+        for (pool, model, kind), more in grown(before.tokens, after.tokens):
             if kind == "completion":
                 found[pool, model].tokens += int(more)
         if times:
-            for (pool, model), counts, known in _moved(before.ttfts, after.ttfts):
-                _add_cells(found[pool, model].ttfts, known, counts)
-            for (pool, model), counts, known in _moved(before.gaps, after.gaps):
-                _add_cells(found[pool, model].gaps, known, counts)
+            for (pool, model), counts in moved(before.ttfts, after.ttfts):
+                _add_cells(found[pool, model].ttfts, counts)
+            for (pool, model), counts in moved(before.gaps, after.gaps):
+                _add_cells(found[pool, model].gaps, counts)
         return dict(found)
 
     def backend_ttfts(self) -> dict[str, list[float]]:
         """Return the counts of first tokens by bucket, by the backend's id, of those that had any."""
-        found: dict[str, list[float]] = {}
-        moved = _moved(self.before.backend_ttfts, self.after.backend_ttfts)
-        for (pool, backend), counts, known in moved:
-            cells = found[f"{pool}/{backend}"] = [0.0] * (len(TTFT_BUCKETS) + 1)
-            _add_cells(cells, known, counts)
-        return found
+        found = moved(self.before.backend_ttfts, self.after.backend_ttfts)
+        return {f"{pool}/{backend}": counts[:-1] for (pool, backend), counts in found}
 
     def shed(self, pool: str) -> dict[str, int]:
         """Return how many requests of a pool were refused for capacity, by reason."""
-        grown = _grown(self.before.shed, self.after.shed)
-        return {reason: int(more) for (of, reason), more in grown if of == pool}
+        found = grown(self.before.shed, self.after.shed)
+        return {reason: int(more) for (of, reason), more in found if of == pool}
 
     def failures(self) -> dict[str, dict[str, int]]:
         """Return how many attempts failed, by the backend's id and by reason."""
         found: defaultdict[str, dict[str, int]] = defaultdict(dict)
-        for (pool, backend, reason), more in _grown(self.before.failures, self.after.failures):
+        for (pool, backend, reason), more in grown(self.before.failures, self.after.failures):
             found[f"{pool}/{backend}"][reason] = int(more)
         return dict(found)
 
@@ -136,8 +130,8 @@ def by_pool(models: Mapping[tuple[str, str], Tally], *, times: bool = True) -> d
     for (pool, _), tally in models.items():
         _add(found[pool], tally)
         if times:
-            _add_cells(found[pool].ttfts, None, tally.ttfts)
-            _add_cells(found[pool].gaps, None, tally.gaps)
+            _add_cells(found[pool].ttfts, tally.ttfts)
+            _add_cells(found[pool].gaps, tally.gaps)
     return dict(found)
 
 
@@ -174,33 +168,6 @@ def _add(total: Tally, more: Tally) -> None:
     total.tokens += more.tokens
 
 
-def _add_cells(total: list[float], before: Sequence[float] | None, after: Sequence[float]) -> None:
+def _add_cells(total: list[float], more: Sequence[float]) -> None:
     """Add counts by bucket; the sum, which comes after them, is left out."""
-    if before is None:
-        total[:] = [sum_ + more for sum_, more in zip(total, after, strict=False)]
-    else:
-        total[:] = [
-            sum_ + more - less for sum_, more, less in zip(total, after, before, strict=False)
-        ]
-
-
-def _moved(
-    before: Mapping[Labels, Sequence[float]], after: Mapping[Labels, Sequence[float]]
-) -> Iterator[tuple[Labels, Sequence[float], Sequence[float] | None]]:
-    """Yield the labels that counted more, with their counts now and before."""
-    for labels, counts in after.items():
-        if counts != (known := before.get(labels)):
-            if known is not None and sum(counts[:-1]) < sum(known[:-1]):
-                known = None  # dropped (`departed`), and counted anew
-            yield labels, counts, known
-
-
-def _grown(
-    before: Mapping[Labels, float], after: Mapping[Labels, float]
-) -> list[tuple[Labels, float]]:
-    """Return the labels whose values grew, and by how much."""
-    found = []
-    for labels, value in after.items():
-        if (more := value - before.get(labels, 0)) > 0:
-            found.append((labels, more))
-    return found
+    total[:] = [a + b for a, b in zip(total, more, strict=False)]

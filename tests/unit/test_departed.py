@@ -140,3 +140,18 @@ def test_what_is_counted_anew_after_a_drop_is_not_less_than_nothing():
     world.serves("b1")
     (counts,) = series.window(RECENT_S).backend_ttfts().values()
     assert (sum(counts), min(counts)) == (1, 0)
+
+
+def test_a_failure_that_is_counted_anew_after_a_drop_is_told():
+    world = World("b1")
+    series = Series(world.metrics, world)
+    for _ in range(3):
+        world.fails("b1")
+    world.shown()
+    world.names.clear()
+    world.passes(KEPT_S)
+    series.end_bucket()  # which still has what was counted before
+    world.passes(LOOK_EVERY_S)
+    world.names.append("b1")
+    world.fails("b1")
+    assert [sum(told.values()) for told in series.window(RECENT_S).failures().values()] == [1]
