@@ -21,6 +21,7 @@ from gateway.config.models import PoolConfig
 from gateway.core.aio import Clock, guarded, periodic
 from gateway.core.events import Event, EventKind, Events
 from gateway.core.types import SERVING, Route
+from gateway.heal.orders import OrderRefused
 from gateway.pools.table import Backend, PoolTable
 
 _EVERY_S: Final = 0.5
@@ -52,14 +53,6 @@ class _Sight:
     orders: Mapping[str, Order]
     paths: Mapping[str, str]  # from where it loads them
     why_not: Mapping[str, str]  # for people: why it does not load those that it lacks
-
-
-class OrderRefused(Exception):
-    """An order that is refused. The message is for people, `code` for programs."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class Adapters:

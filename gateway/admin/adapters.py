@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
-from http import HTTPStatus
-from typing import Any, Literal
+from typing import Final, Literal
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from gateway.adapters.keepers import AdapterStatus, OrderRefused
+from gateway.adapters.keepers import AdapterStatus
 from gateway.adapters.memory import Order
 from gateway.admin.desk import Desk
-from gateway.admin.endpoint import Asked, Body, DryRunBody, DryRunQuery, Listing, ListQuery, Problem
-from gateway.admin.fleet import unknown_backend
+from gateway.admin.endpoint import Asked, Body, DryRunBody, DryRunQuery, Listing, ListQuery
+from gateway.admin.fleet import refusals
+
+Verb = Literal["load", "unload", "release"]
+VERBS: Final[Mapping[Verb, str]] = {
+    "load": "Load an adapter on a backend and keep it there.",
+    "unload": "Unload an adapter and keep it out.",
+    "release": "End an order: the settings decide again.",
+}
 
 
 class AdaptersQuery(ListQuery):
@@ -34,7 +41,7 @@ class AdapterOrderTold(TypedDict):
 
     backend: str
     adapter: str
-    verb: Literal["load", "unload", "release"]
+    verb: Verb
     sentence: str
 
 
@@ -42,46 +49,19 @@ async def get_adapters(desk: Desk, asked: Asked[AdaptersQuery, Body]) -> Listing
     """Answer where each adapter is, or why it is not there."""
     only = asked.query.backend
     found = [each for each in desk.adapters.statuses() if only in (None, each.backend_id)]
-    return Listing(found, _row, _name)
+    return Listing(found, asdict, _name)
 
 
-async def load(desk: Desk, asked: Asked[DryRunQuery, AdapterBody]) -> AdapterOrderTold:
-    """Load an adapter, and keep it there."""
-    return _give(desk, asked, "load", _order(desk, asked, keep=True))
-
-
-async def unload(desk: Desk, asked: Asked[DryRunQuery, AdapterBody]) -> AdapterOrderTold:
-    """Unload an adapter, and keep it out."""
-    return _give(desk, asked, "unload", _order(desk, asked, keep=False))
-
-
-async def release(desk: Desk, asked: Asked[DryRunQuery, AdapterBody]) -> AdapterOrderTold:
-    """End an order: the settings decide again."""
-    return _give(desk, asked, "release", None)
-
-
-def _order(desk: Desk, asked: Asked[DryRunQuery, AdapterBody], *, keep: bool) -> Order:
-    return Order(keep, asked.body.path, desk.clock.wall(), asked.body.reason)
-
-
-def _give(
-    desk: Desk,
-    asked: Asked[DryRunQuery, AdapterBody],
-    verb: Literal["load", "unload", "release"],
-    order: Order | None,
+async def give(
+    desk: Desk, asked: Asked[DryRunQuery, AdapterBody], *, verb: Verb
 ) -> AdapterOrderTold:
-    backend_id, adapter = asked.names["backend"], asked.body.adapter
-    try:
-        said = desk.adapters.order(backend_id, adapter, order, dry_run=asked.dry_run)
-    except KeyError:
-        raise unknown_backend(desk, backend_id) from None
-    except OrderRefused as error:
-        raise Problem(HTTPStatus.CONFLICT, error.code, str(error)) from error
-    return AdapterOrderTold(backend=backend_id, adapter=adapter, verb=verb, sentence=said)
-
-
-def _row(status: AdapterStatus) -> dict[str, Any]:
-    return asdict(status)
+    """Keep an adapter on a backend, or keep it out; or end such an order: the settings decide again."""
+    backend_id, body, order = asked.names["backend"], asked.body, None
+    if verb != "release":
+        order = Order(verb == "load", body.path, desk.clock.wall(), body.reason)
+    with refusals(desk, backend_id):
+        said = desk.adapters.order(backend_id, body.adapter, order, dry_run=asked.dry_run)
+    return AdapterOrderTold(backend=backend_id, adapter=body.adapter, verb=verb, sentence=said)
 
 
 def _name(status: AdapterStatus) -> str:

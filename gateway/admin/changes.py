@@ -78,14 +78,14 @@ class Changes:
         """
         key = conditions.idempotency_key
         if key is None:
-            return await self._in_turn(endpoint, asked, conditions, answer)
+            return await self._in_turn(endpoint, asked, answer)
         who = asked.actor.name
         before = self._replays.begin(who, key, conditions.fingerprint)
         if before is not None:
             return _again(before)
         response = None
         try:
-            response = await self._in_turn(endpoint, asked, conditions, answer)
+            response = await self._in_turn(endpoint, asked, answer)
         finally:
             self._replays.end(who, key, response)
         return response
@@ -96,7 +96,7 @@ class Changes:
         await self._desk.audit.note(self._desk.clock.wall(), actor, told)
 
     async def _in_turn(
-        self, endpoint: Endpoint, asked: Asked[Any, Any], conditions: Conditions, answer: Answer
+        self, endpoint: Endpoint, asked: Asked[Any, Any], answer: Answer
     ) -> Response:
         async with self._my_turn(endpoint):
             before = await self._subject(endpoint, asked.names)

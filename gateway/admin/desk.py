@@ -27,7 +27,7 @@ from gateway.ops.past import Past
 from gateway.ops.problems import Known
 from gateway.ops.reloads import Reloading
 from gateway.ops.requests import Requests
-from gateway.ops.upgrading import Upgrading
+from gateway.ops.upgrading import Upgrades
 from gateway.pools.quarantine import Quarantine
 from gateway.pools.table import PoolTable
 from gateway.rollout.rollouts import Rollout
@@ -57,7 +57,7 @@ class Desk:
     orders: Orders
     adapters: Adapters
     quarantine: Quarantine
-    upgrades: Upgrading
+    upgrades: Upgrades
     reloading: Reloading
     audit: Audit
     accounts: Accounts

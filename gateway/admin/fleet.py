@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from operator import itemgetter
 from typing import Any, Final, Literal
@@ -15,6 +17,7 @@ from gateway.admin.condition import facts
 from gateway.admin.desk import Desk
 from gateway.admin.endpoint import Asked, Body, Listing, ProbeQuery, Problem, Query, Text
 from gateway.core.aio import periodic
+from gateway.heal.orders import OrderRefused
 from gateway.ingress.routes import Readiness
 from gateway.ops.callers import Callers
 from gateway.ops.overview import BackendOverview, Overview, PoolOverview, overview, pool_overviews
@@ -173,6 +176,17 @@ def unknown_backend(desk: Desk, backend_id: str) -> Problem:
     known = ", ".join(sorted(desk.table.ids()))
     detail = f"There is no backend {backend_id[:200]}. Known backends: {known}."
     return Problem(HTTPStatus.NOT_FOUND, "backend_not_found", detail)
+
+
+@contextmanager
+def refusals(desk: Desk, backend_id: str) -> Iterator[None]:
+    """Have it told as a problem that an order for a backend is refused (409), or that there is none (404)."""
+    try:
+        yield
+    except KeyError:
+        raise unknown_backend(desk, backend_id) from None
+    except OrderRefused as error:
+        raise Problem(HTTPStatus.CONFLICT, error.code, str(error)) from error
 
 
 def unknown_pool(desk: Desk, pool: str) -> Problem:

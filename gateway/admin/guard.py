@@ -28,7 +28,7 @@ from gateway.config.process import AdminConfig
 from gateway.core.addresses import Proxies
 from gateway.core.errors import GatewayError
 from gateway.core.roles import ON_THIS_MACHINE, Role
-from gateway.ops.upgrading import Upgrading
+from gateway.ops.upgrading import Upgrades
 
 OPEN_PATHS: Final = frozenset({"/livez", "/readyz"})
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -74,7 +74,7 @@ class Guard:
         config: Callable[[], Config],
         failed: FailedKeys,
         local_only: bool,
-        upgrades: Upgrading,
+        upgrades: Upgrades,
         holders: Holders,
     ) -> None:
         self._app = app
@@ -171,7 +171,7 @@ def _foreign(headers: Headers) -> Response | None:
     return problem(HTTPStatus.FORBIDDEN, "foreign_origin", detail)
 
 
-def _not_now(path: str, upgrading: Upgrading) -> Response | None:
+def _not_now(path: str, upgrading: Upgrades) -> Response | None:
     """Return the refusal of an order that would be lost, as a new process takes over right now."""
     if not upgrading.under_way or path == UPGRADE:
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
@@ -21,9 +23,9 @@ from gateway.admin.endpoint import (
     Query,
     Text,
 )
-from gateway.admin.fleet import unknown_backend, unknown_pool
+from gateway.admin.fleet import refusals, unknown_pool
 from gateway.core.events import Event
-from gateway.heal.orders import OrderRefused, Touched, Verb
+from gateway.heal.orders import Touched, Verb
 from gateway.heal.overrides import Override
 from gateway.launch.launcher import LaunchError
 from gateway.ops.moment import rfc3339
@@ -123,31 +125,13 @@ class EventTold(TypedDict):
     detail: str
 
 
-async def drain(desk: Desk, asked: Asked[DryRunQuery, OrderBody]) -> OrderTold:
-    """Send a backend no new requests."""
-    return await _give(desk, asked, Verb.DRAIN)
-
-
-async def undrain(desk: Desk, asked: Asked[DryRunQuery, OrderBody]) -> OrderTold:
-    """Put a backend back into service."""
-    return await _give(desk, asked, Verb.UNDRAIN)
-
-
-async def restart(desk: Desk, asked: Asked[DryRunQuery, OrderBody]) -> OrderTold:
-    """Restart a backend."""
-    return await _give(desk, asked, Verb.RESTART)
-
-
-async def _give(desk: Desk, asked: Asked[DryRunQuery, OrderBody], verb: Verb) -> OrderTold:
+async def give(desk: Desk, asked: Asked[DryRunQuery, OrderBody], *, verb: Verb) -> OrderTold:
+    """Drain a backend, put it back into service, or restart it."""
     backend_id, body = asked.names["backend"], asked.body
-    try:
+    with refusals(desk, backend_id):
         touched = await desk.orders.give(
             backend_id, verb, dry_run=asked.dry_run, force=body.force, why=body.reason
         )
-    except KeyError:
-        raise unknown_backend(desk, backend_id) from None
-    except OrderRefused as error:
-        raise Problem(HTTPStatus.CONFLICT, error.code, str(error)) from error
     return _order_told(touched, dry_run=asked.dry_run)
 
 
@@ -155,11 +139,8 @@ async def get_logs(desk: Desk, asked: Asked[LogsQuery, Body]) -> Text:
     """Answer the end of a backend's log, as plain text."""
     backend_id = asked.names["backend"]
     try:
-        text = await desk.orders.log(backend_id, asked.query.bytes)
-    except KeyError:
-        raise unknown_backend(desk, backend_id) from None
-    except OrderRefused as error:
-        raise Problem(HTTPStatus.CONFLICT, error.code, str(error)) from error
+        with refusals(desk, backend_id):
+            text = await desk.orders.log(backend_id, asked.query.bytes)
     except LaunchError as error:
         raise Problem(HTTPStatus.BAD_GATEWAY, "log_unreadable", str(error)) from error
     return Text(text.encode())
@@ -170,10 +151,8 @@ async def hold(desk: Desk, asked: Asked[DryRunQuery, PoolBody]) -> HoldTold:
     body = asked.body
     _check_pool(desk, body.pool)
     if not asked.dry_run:
-        try:
+        with _store_answers():
             await desk.orders.hold(body.pool, body.for_s, body.reason)
-        except StoreUnavailable:
-            raise _no_store() from None
     return HoldTold(pool=body.pool, held=True, for_s=body.for_s)
 
 
@@ -182,10 +161,8 @@ async def lift(desk: Desk, asked: Asked[DryRunQuery, PoolBody]) -> HoldTold:
     body = asked.body
     _check_pool(desk, body.pool)
     if not asked.dry_run:
-        try:
+        with _store_answers():
             await desk.orders.lift(body.pool)
-        except StoreUnavailable:
-            raise _no_store() from None
     return HoldTold(pool=body.pool, held=False, for_s=None)
 
 
@@ -197,10 +174,8 @@ async def get_remedies(desk: Desk, asked: Asked[ListQuery, Body]) -> Listing:
 async def drop_remedies(desk: Desk, asked: Asked[DryRunQuery, DryRunBody]) -> DroppedTold:
     """Take a backend's remedies back, from its next start on."""
     backend_id = asked.names["backend"]
-    try:
+    with refusals(desk, backend_id):
         gone = desk.orders.drop_remedies(backend_id, dry_run=asked.dry_run)
-    except KeyError:
-        raise unknown_backend(desk, backend_id) from None
     if gone is None:
         told = f"{backend_id} runs as configured: no remedy changed its command line."
     else:
@@ -267,6 +242,10 @@ def _event_id(event: Event) -> str:
     return str(event.number)
 
 
-def _no_store() -> Problem:
-    detail = "The store shared by the replicas does not respond; nothing was changed."
-    return Problem(HTTPStatus.SERVICE_UNAVAILABLE, "store_unavailable", detail)
+@contextmanager
+def _store_answers() -> Iterator[None]:
+    try:
+        yield
+    except StoreUnavailable:
+        detail = "The store shared by the replicas does not respond; nothing was changed."
+        raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "store_unavailable", detail) from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from functools import cache
+from functools import cache, partial
 from http import HTTPStatus
 from typing import Final
 
@@ -40,6 +40,7 @@ from gateway.admin.guard import UPGRADE
 from gateway.admin.keytable import KEYS
 from gateway.admin.openapi import document
 from gateway.core.roles import Role
+from gateway.heal.orders import Verb
 from gateway.ops.dryrun import DryRun
 from gateway.ops.explain import Summary, Told
 from gateway.ops.explained import RequestExplained
@@ -212,15 +213,15 @@ _BACKENDS: Final = (
     ),
     *(
         Endpoint(
-            method=Method.POST, path=f"{_V1}/backends/{{backend}}:{verb}", name=verb,
-            role=Role.OPERATOR, does=does, handler=handler, answer=orders.OrderTold,
-            query=DryRunQuery, body=orders.OrderBody, refusals=_ORDER, verb=verb,
-            subject=subjects.backend,
+            method=Method.POST, path=f"{_V1}/backends/{{backend}}:{verb.value}", name=verb.value,
+            role=Role.OPERATOR, does=does, handler=partial(orders.give, verb=verb),
+            answer=orders.OrderTold, query=DryRunQuery, body=orders.OrderBody, refusals=_ORDER,
+            verb=verb.value, subject=subjects.backend,
         )
-        for verb, handler, does in (
-            ("drain", orders.drain, "Send a backend no new requests and let running ones finish."),
-            ("undrain", orders.undrain, "Put a drained or suspended backend back into service."),
-            ("restart", orders.restart, "Drain a backend, restart it and verify that it works."),
+        for verb, does in (
+            (Verb.DRAIN, "Send a backend no new requests and let running ones finish."),
+            (Verb.UNDRAIN, "Put a drained or suspended backend back into service."),
+            (Verb.RESTART, "Drain a backend, restart it and verify that it works."),
         )
     ),
     Endpoint(
@@ -261,7 +262,8 @@ _ADAPTERS: Final = (
     *(
         Endpoint(
             method=Method.POST, path=f"{_V1}/backends/{{backend}}/adapters:{verb}",
-            name=f"{verb}_adapter", role=Role.OPERATOR, does=does, handler=handler,
+            name=f"{verb}_adapter", role=Role.OPERATOR, does=does,
+            handler=partial(adapters.give, verb=verb),
             answer=adapters.AdapterOrderTold, query=DryRunQuery, body=adapters.AdapterBody,
             refusals={
                 **_NO_BACKEND,
@@ -269,11 +271,7 @@ _ADAPTERS: Final = (
             },
             subject=subjects.backend, verb=f"adapters {verb}",
         )
-        for verb, handler, does in (
-            ("load", adapters.load, "Load an adapter on a backend and keep it there."),
-            ("unload", adapters.unload, "Unload an adapter and keep it out."),
-            ("release", adapters.release, "End an order: the settings decide again."),
-        )
+        for verb, does in adapters.VERBS.items()
     ),
 )  # fmt: skip
 

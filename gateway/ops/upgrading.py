@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
 
 
 class UpgradeFailed(Exception):
@@ -12,20 +11,6 @@ class UpgradeFailed(Exception):
 
 class UpgradeRefused(UpgradeFailed):
     """Nothing was tried, because it cannot work here."""
-
-
-class Upgrading(Protocol):
-    """Who can have another process take over."""
-
-    under_way: bool
-
-    async def ask(self) -> str:
-        """Have another process take over; return what came of it, for people.
-
-        Raises:
-            UpgradeRefused: it cannot work here.
-            UpgradeFailed: no other process took over; this one goes on.
-        """
 
 
 class Upgrades:
@@ -37,7 +22,12 @@ class Upgrades:
         self._asking: list[asyncio.Future[str]] = []
 
     async def ask(self) -> str:
-        """See Upgrading."""
+        """Have another process take over; return what came of it, for people.
+
+        Raises:
+            UpgradeRefused: it cannot work here.
+            UpgradeFailed: no other process took over; this one goes on.
+        """
         outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._asking.append(outcome)
         self.wanted.set()
