@@ -11,8 +11,8 @@ import typer
 
 from gateway.cli.console import Exit, VerbError, ask, print_json, print_table
 from gateway.cli.operating import DryRun, Reason
-from gateway.cli.recordverbs import Limit
-from gateway.cli.verbs import LOCAL, AsTable, Server, Token
+from gateway.cli.terminal import clock
+from gateway.cli.verbs import LOCAL, AsTable, Limit, Server, Token
 
 _SLOW_S = 30.0  # a large file takes seconds to check
 
@@ -94,7 +94,7 @@ def history(
         return
     rows = [
         {
-            "at": each["at"][:19].replace("T", " "),
+            "at": clock(each["at"]),
             "by": each["by"],
             "outcome": "in force" if each["done"] else "not valid",
             "hash": each["hash"],

@@ -6,14 +6,13 @@ Results go to standard output, everything else to standard error.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
-from gateway.core.printable import printable
+from gateway.cli.terminal import Terminal, is_number
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPResponse
@@ -102,40 +101,10 @@ def print_json(value: object) -> None:
 
 
 def print_table(rows: Sequence[Mapping[str, object]], *, empty: str = "none") -> None:
-    """Print rows for people, numbers to the right; names of columns are the keys of the first."""
-    if not rows:
-        sys.stdout.write(f"{empty}\n")
-        return
-    names = list(rows[0])
-    cells = [[name.upper() for name in names], *([_cell(row[n]) for n in names] for row in rows)]
-    widths = [max(len(line[place]) for line in cells) for place in range(len(names))]
-    right = [all(_is_number(row[name]) for row in rows) for name in names]
-    for number, line in enumerate(cells):
-        padded = [
-            text.rjust(width) if is_right else text.ljust(width)
-            for text, width, is_right in zip(line, widths, right, strict=True)
-        ]
-        sys.stdout.write(_bold("  ".join(padded).rstrip(), number == 0) + "\n")
-
-
-def _is_number(value: object) -> bool:
-    percent = isinstance(value, str) and value.endswith("%")
-    return percent or (isinstance(value, int | float | None) and not isinstance(value, bool))
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, list):
-        return ", ".join(_cell(item) for item in value)
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name}={_cell(each)}" for name, each in value.items()) or "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "-" if value is None else printable(str(value))
-
-
-def _bold(text: str, wanted: bool) -> str:
-    coloured = wanted and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    return f"\x1b[1m{text}\x1b[0m" if coloured else text
+    """Print rows for people, numbers to the right, as wide as they are; names of columns are the keys of the first."""
+    terminal = Terminal(colour=Terminal.of_stdout().colour)
+    lines = terminal.table(rows, is_number=is_number) if rows else [empty]
+    sys.stdout.write("\n".join(lines) + "\n")
 
 
 def ask(  # noqa: PLR0913 - what a request has

@@ -21,7 +21,8 @@ from gateway.cli.console import (
     print_json,
     print_table,
 )
-from gateway.cli.verbs import LOCAL, AsTable, Server, Token, group
+from gateway.cli.terminal import clock
+from gateway.cli.verbs import LOCAL, AsTable, Limit, Server, Token, group
 
 _POLL_S: Final = 1.0
 _UPGRADE_S: Final = 150.0  # the gateway gives the new process 120 s
@@ -159,7 +160,7 @@ def remedies_list(server: Server = LOCAL, token: Token = "", output: AsTable = "
     rows = [
         {
             "backend": each["backend"],
-            "at": applied["at"][:19].replace("T", " "),
+            "at": clock(applied["at"]),
             "remedy": applied["remedy"],
             "why": applied["why"],
         }
@@ -174,11 +175,7 @@ def remedies_drop(
     backend: Backend, server: Server = LOCAL, token: Token = "", output: AsTable = "table"
 ) -> None:
     """Start a backend as configured again, from its next start on. Nothing is restarted."""
-    told = ask(server, f"/admin/v1/backends/{quote(backend)}/remedies:drop", token, order={})
-    if output == "json":
-        print_json(told)
-    else:
-        sys.stdout.write(f"{told.get('sentence')}\n")
+    give_order(server, token, f"{backend}/remedies:drop", {}, output)
 
 
 def upgrade(server: Server = LOCAL, token: Token = "", output: AsTable = "table") -> None:
@@ -186,15 +183,11 @@ def upgrade(server: Server = LOCAL, token: Token = "", output: AsTable = "table"
 
     Exit code 1: the new process cannot serve, and the old one goes on. Exit code 5: it cannot work here.
     """
-    told = ask(server, "/admin/v1/upgrade", token, order={}, timeout_s=_UPGRADE_S)
-    if output == "json":
-        print_json(told)
-    else:
-        sys.stdout.write(f"{told.get('sentence')}\n")
+    _print_sentence(ask(server, "/admin/v1/upgrade", token, order={}, timeout_s=_UPGRADE_S), output)
 
 
 def events(
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many events.")] = 20,
+    limit: Limit = 20,
     server: Server = LOCAL,
     token: Token = "",
     output: AsTable = "table",
@@ -204,13 +197,18 @@ def events(
     if output == "json":
         print_json(told)
         return
-    rows = [{**each, "at": each["at"][:19].replace("T", " ")} for each in told.get("data", [])]
+    rows = [{**each, "at": clock(each["at"])} for each in told.get("data", [])]
     print_table(rows, empty="no events yet")
 
 
 def give_order(server: str, token: str, what: str, order: dict[str, object], output: str) -> None:
     """Give an order for a backend, and print what comes of it; `what` is like `pool/b1:drain`."""
-    told = ask(server, f"/admin/v1/backends/{quote(what, safe='/:')}", token, order=order)
+    _print_sentence(
+        ask(server, f"/admin/v1/backends/{quote(what, safe='/:')}", token, order=order), output
+    )
+
+
+def _print_sentence(told: dict[str, Any], output: str) -> None:
     if output == "json":
         print_json(told)
     else:

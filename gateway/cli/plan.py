@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -233,23 +232,23 @@ def _print(found: Fit, others: list[Way], model: str) -> None:
     from gateway.sizing.fitways import command
 
     verdict = found.verdict.value
-    _line(f"{_SIGNS[verdict]} {_HEADS[verdict]}  {model} with {found.max_model_len:,} tokens")
+    print(f"{_SIGNS[verdict]} {_HEADS[verdict]}  {model} with {found.max_model_len:,} tokens")
     for problem in found.problems:
-        _line(f"  {problem}")
-    _line(f"  {_sentence(found)}")
+        print(f"  {problem}")
+    print(f"  {_sentence(found)}")
     for caveat in found.caveats:
-        _line(f"  Not counted: {caveat}.")
-    _line()
+        print(f"  Not counted: {caveat}.")
+    print()
     print_table(_memory_rows(found))
-    _line()
+    print()
     print_table(_capacity_rows(found))
     if others:
-        _line("\nWhat would fit")
+        print("\nWhat would fit")
         print_table([_way_row(way) for way in others])
     elif verdict == "too_large":
-        _line("\nNo single change makes it fit: combine a smaller model, fewer bits and more GPUs.")
+        print("\nNo single change makes it fit: combine a smaller model, fewer bits and more GPUs.")
     if argv := command(found, model):
-        _line(f"\n{shlex.join(argv)}")
+        print(f"\n{shlex.join(argv)}")
 
 
 def _sentence(found: Fit) -> str:
@@ -329,7 +328,3 @@ def _gib(size: int) -> str:
 
 def _kib(size: int) -> str:
     return f"{size / _KIB:,.1f} KiB"
-
-
-def _line(text: str = "") -> None:
-    sys.stdout.write(text + "\n")

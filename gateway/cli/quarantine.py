@@ -9,6 +9,7 @@ from urllib.parse import quote
 import typer
 
 from gateway.cli.console import ask, ask_all, print_json, print_table
+from gateway.cli.terminal import clock
 from gateway.cli.verbs import LOCAL, AsTable, Server, Token, group
 
 quarantine_app = group(
@@ -28,7 +29,7 @@ def quarantine_list(server: Server = LOCAL, token: Token = "", output: AsTable =
             "id": each["id"],
             "pool": each["pool"],
             "bytes": each["body_bytes"],
-            "until": each["until"][:19].replace("T", " "),
+            "until": clock(each["until"]),
             "died": ", ".join(death["backend"] for death in each["deaths"]),
             "refused": ", ".join(f"{tenant}: {count}" for tenant, count in each["refused"].items()),
         }

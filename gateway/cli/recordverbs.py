@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from gateway.cli.console import ask, ask_all, print_json, print_table
-from gateway.cli.verbs import LOCAL, AsTable, Server, Token
-
-Limit = Annotated[int, typer.Option(min=1, max=1000, help="How many.")]
+from gateway.cli.terminal import clock
+from gateway.cli.verbs import LOCAL, AsTable, Limit, Server, Token
 
 
 def audit(
@@ -49,7 +46,7 @@ def replicas(server: Server = LOCAL, token: Token = "", output: AsTable = "table
 
 def _entry(told: dict[str, Any]) -> dict[str, Any]:
     return {
-        "at": told["at"][:19].replace("T", " "),
+        "at": clock(told["at"]),
         "who": f"{told['who']} ({told['address']})",
         "action": told["action"].replace("_", " "),
         "of": told["target"] or None,

@@ -6,7 +6,6 @@ does not tell is shown as unknown, never as 0.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from gateway.cli.console import print_table
@@ -16,19 +15,19 @@ Row = dict[str, object]
 
 def print_reason(told: dict[str, Any]) -> None:
     """Print an explained request or a dry run: a sentence, the backends, the setting that decided."""
-    _line(told.get("sentence", ""))
+    print(told.get("sentence", ""))
     if told.get("message"):
-        _line(f"  The client sees: {told['message']}")
+        print(f"  The client sees: {told['message']}")
     if told.get("model"):
-        _line(f"  {_needs(told)}")
+        print(f"  {_needs(told)}")
     if told.get("canary"):
-        _line(f"  {told['canary']}")
+        print(f"  {told['canary']}")
     backends = told.get("backends", [])
     if backends:
-        _line()
+        print()
         print_table([verdict_row(each) for each in backends])
     if told.get("setting"):
-        _line(f"\nDecided by {decided_by(told['setting'])}")
+        print(f"\nDecided by {decided_by(told['setting'])}")
 
 
 def _needs(told: dict[str, Any]) -> str:
@@ -60,7 +59,3 @@ def verdict_row(backend: dict[str, Any]) -> Row:
 def decided_by(setting: dict[str, Any]) -> str:
     """Return a setting with its value and where it is written."""
     return f"{setting.get('name')}: {setting.get('value')} ({setting.get('origin')})"
-
-
-def _line(text: str = "") -> None:
-    sys.stdout.write(text + "\n")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from gateway.cli.terminal import Terminal
+from gateway.cli.terminal import Terminal, clock
 
 _EVENTS: Final = 5
 _POOLS_WORST_FIRST: Final = ("down", "saturated", "starting", "degraded", "ready")
@@ -72,7 +72,7 @@ def overview_lines(overview: dict[str, Any], terminal: Terminal) -> list[str]:
         for backend in sorted(pool.get("backends", []), key=worst_first(BACKENDS_WORST_FIRST))
     ]
     lines += ["", terminal.bold("Backends, now")]
-    rows = [_backend_row(each, has_problems="problems" in overview) for each in backends]
+    rows = [backend_row(each, has_problems="problems" in overview) for each in backends]
     least: tuple[str, ...] = _LEAST_OF_BACKENDS
     if not any(each.get("gpus") for each in backends):
         rows = [{name: row[name] for name in row if name not in _OF_GPUS} for row in rows]
@@ -205,7 +205,8 @@ def _recent(told: dict[str, Any] | None) -> Row:
     }
 
 
-def _backend_row(backend: dict[str, Any], *, has_problems: bool) -> Row:
+def backend_row(backend: dict[str, Any], *, has_problems: bool = True) -> Row:
+    """Return a backend as a row; `has_problems`: what is wrong is told elsewhere."""
     slowness = backend.get("slowness") or 1.0
     ready = backend.get("phase") == "ready"
     note = doubt(backend)
@@ -313,8 +314,3 @@ def short(value: float | None) -> str | None:
     if value >= 10_000:
         return f"{value / 1000:.1f}k"
     return f"{value:.1f}" if value < 10.0 else f"{value:.0f}"
-
-
-def clock(at: object) -> str:
-    """Return an RFC 3339 time without its fractions."""
-    return str(at)[:19].replace("T", " ")

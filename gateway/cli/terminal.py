@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,6 +46,16 @@ _GAP: Final = "  "
 _LEAST_TEXT: Final = 12  # columns of a text that is cut to fit
 
 Row = Mapping[str, object]
+
+
+def _begins_with_digit(value: object) -> bool:
+    return is_number(value) or (isinstance(value, str) and (not value or value[0].isdigit()))
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a number, a percentage, or not known."""
+    percent = isinstance(value, str) and value.endswith("%")
+    return percent or (isinstance(value, int | float | None) and not isinstance(value, bool))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +115,12 @@ class Terminal:
         )
 
     def table(
-        self, rows: Sequence[Row], *, least: Sequence[str] = (), state: str = ""
+        self,
+        rows: Sequence[Row],
+        *,
+        least: Sequence[str] = (),
+        state: str = "",
+        is_number: Callable[[object], bool] = _begins_with_digit,
     ) -> list[str]:
         """Return rows with a head, numbers to the right.
 
@@ -113,6 +128,7 @@ class Terminal:
             rows: all with the same names of columns.
             least: columns that are left out where the terminal is narrow, the first of them first.
             state: the column that is shown in its colour.
+            is_number: what goes to the right, where all of its column is so.
         """
         names = list(rows[0])
         cells = {name: [self.plain(_told(row[name])) for row in rows] for name in names}
@@ -123,7 +139,7 @@ class Terminal:
             del widths[name]
         names = list(widths)
         self._shorten(widths)
-        right = {name for name in names if all(_is_number(row[name]) for row in rows)}
+        right = {name for name in names if all(is_number(row[name]) for row in rows)}
         lines = [self.bold(_line([(name.upper(), widths[name], name in right) for name in names]))]
         for number in range(len(rows)):
             painted = []
@@ -153,6 +169,11 @@ class Terminal:
         return f"{_ESCAPE}{colour}m{text}{_ESCAPE}0m"
 
 
+def clock(at: object) -> str:
+    """Return an RFC 3339 time without its fractions."""
+    return str(at)[:19].replace("T", " ")
+
+
 def _line(cells: Sequence[tuple[str, int, bool]]) -> str:
     padded = (text.rjust(width) if right else text.ljust(width) for text, width, right in cells)
     return _GAP.join(padded).rstrip()
@@ -167,13 +188,13 @@ def _cut(text: str, width: int, mark: str) -> str:
 
 
 def _told(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_told, value))
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={_told(each)}" for name, each in value.items()) or "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return "-" if value is None else printable(str(value))
-
-
-def _is_number(value: object) -> bool:
-    if isinstance(value, str):
-        return not value or value[0].isdigit()
-    return value is None or isinstance(value, int | float)
 
 
 def _can_write(text: str) -> bool:

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
 
-from gateway.cli.statusview import BACKENDS_WORST_FIRST, age, doubt, seconds, short, worst_first
+from gateway.cli.statusview import (
+    BACKENDS_WORST_FIRST,
+    age,
+    backend_row,
+    seconds,
+    short,
+    worst_first,
+)
 from gateway.cli.terminal import Terminal
 
 KEYS: Final = (
@@ -33,6 +40,20 @@ class Focus(Enum):
     STREAMS = "streams"
 
 
+_OF_BACKENDS: Final = (
+    *(
+        "backend",
+        "state",
+        "for",
+        "running",
+        "waiting",
+        "kv",
+        "in flight",
+        "limit",
+        "slower",
+        "note",
+    ),
+)
 _TITLES: Final = {
     Focus.BACKENDS: "Backends",
     Focus.TENANTS: "Tenants, under way and just ended",
@@ -211,20 +232,8 @@ def _list(
 
 
 def _backend(backend: dict[str, Any]) -> Row:
-    slowness = backend.get("slowness") or 1.0
-    kv = backend.get("kv_usage_ratio")
-    return {
-        "backend": backend.get("id"),
-        "state": backend.get("state"),
-        "for": age(backend.get("phase_age_s")),
-        "running": backend.get("running"),
-        "waiting": backend.get("waiting"),
-        "kv": None if kv is None else f"{kv:.0%}",
-        "in flight": backend.get("in_flight"),
-        "limit": backend.get("limit"),
-        "slower": f"{slowness:.1f}x" if slowness > 1.0 else None,
-        "note": doubt(backend),
-    }
+    row = backend_row(backend)
+    return {name: row[name] for name in _OF_BACKENDS}
 
 
 def _tenant(name: str, requests: Sequence[dict[str, Any]]) -> Row:

@@ -25,6 +25,7 @@ OwnServer = Annotated[
     str,
     typer.Option(envvar=SERVER, help="The admin listener. Default: `admin.listen` of the file."),
 ]
+Limit = Annotated[int, typer.Option(min=1, max=1000, help="How many.")]
 Token = Annotated[str, typer.Option(envvar=TOKEN, help="Token of the admin listener.")]
 LOCAL: Final = "http://127.0.0.1:9090"
 _WATCH_S: Final = 2.0
@@ -180,7 +181,7 @@ def requests(  # noqa: PLR0913 - the options of a verb
     tenant: Annotated[str | None, typer.Option(help="Only of this tenant.")] = None,
     model: Annotated[str | None, typer.Option(help="Only for this model.")] = None,
     backend: Annotated[str | None, typer.Option(help="Only of this backend: POOL/NAME.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 20,
+    limit: Limit = 20,
     server: Server = LOCAL,
     token: Token = "",
     output: AsTable = "table",
