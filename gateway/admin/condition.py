@@ -24,9 +24,8 @@ from gateway.ops.recent import Lately
 
 _EVERY_S: Final = 1.0
 _RARELY_S: Final = 5.0
-_SHARE: Final = (
-    0.002  # of the time, which looking takes at most: where it takes long it is done more rarely
-)
+# The share of time that looking takes at most: where it takes long it is done more rarely.
+_SHARE: Final = 0.002
 _LATELY_S: Final = 300.0
 _LOOP_S: Final = 600.0
 _SLOW_CLIENT_S: Final = 5.0
@@ -126,7 +125,7 @@ def _ended(desk: Desk) -> Mapping[str, int]:
 
 def _own(desk: Desk) -> Own:
     loaded, (looked_for, changed_wall) = desk.loaded(), desk.file_changed
-    config, callers = loaded.config, together([callers_seen(desk), *desk.callers_elsewhere])
+    config = loaded.config
     return Own(
         settings_file="the settings file" if desk.file is None else desk.file.name,
         file_changed_wall=changed_wall if looked_for is loaded else None,
@@ -135,13 +134,8 @@ def _own(desk: Desk) -> Own:
         disk_free_bytes=desk.disk.left,
         disk_least_bytes=LOW_BYTES,
         disk_unwritable=desk.disk.unwritable,
-        over_limit=callers.over_limit,
-        why_over=callers.why_over,
-        stalled=callers.stalled,
-        slow_clients=callers.slow,
+        callers=together([callers_seen(desk), *desk.callers_elsewhere]),
         client_write_s=config.timeouts.client_write,
-        unknown_models=callers.unknown_models,
-        unknown_model=callers.unknown_model,
         keys_known=all(passed for name, passed, _ in desk.ready().checks if name == "keys"),
         keys_trouble=desk.reloading.keys_trouble,
         redis=config.redis is not None,

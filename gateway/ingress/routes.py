@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final
 
 import msgspec
 from msgspec import Raw
@@ -37,8 +36,6 @@ from gateway.pools.table import PoolTable
 from gateway.routing.catalog import Entry, status
 from gateway.wire.objects import fields_of
 from gateway.wire.replies import model_entry, model_list
-
-_SHOWN_CHARS: Final = 128  # of a path in an error
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from gateway.core.roles import ON_THIS_MACHINE
+from gateway.ops.callers import Callers
 from gateway.ops.problems import Problem, count, sentence
 from gateway.ops.reloads import Reload
 
@@ -30,15 +31,8 @@ class Own:
     disk_free_bytes: int | None = None
     disk_least_bytes: int = 0
     disk_unwritable: str = ""  # why nothing can be written there
-    over_limit: Mapping[str, int] = field(default_factory=dict)  # refused in 5 min, by key
-    why_over: Mapping[str, str] = field(default_factory=dict)  # what a key was told last
-    stalled: Mapping[str, int] = field(default_factory=dict)  # streams cut in 5 min, by key
-    slow_clients: Mapping[str, float] = field(
-        default_factory=dict
-    )  # longest not reading now, by key
+    callers: Callers = Callers()  # of all workers
     client_write_s: float = 60.0
-    unknown_models: int = 0  # requests for them, of late
-    unknown_model: str = ""  # what the last one was told
     keys_known: bool = True
     keys_trouble: str = ""  # why the keys file is not in force
     redis: bool = False
@@ -158,16 +152,17 @@ def _disk(own: Own) -> Iterator[Problem]:
 
 
 def _callers(own: Own) -> Iterator[Problem]:
-    for key, refused in _most(own.over_limit):
+    callers = own.callers
+    for key, refused in _most(callers.over_limit):
         yield Problem(
             kind="key_over_limit", severity="note", subject=f"key {key}",
             what=f"Key {key} is over its limit: {count(refused, 'request')} refused with 429 in 5 min",
-            cause=sentence(own.why_over.get(key, "")),
+            cause=sentence(callers.why_over.get(key, "")),
             remedy=f"`vllm-gateway keys effective {key}` shows its limits, `vllm-gateway keys update {key}`"
             " changes them.",
             weight=refused,
         )  # fmt: skip
-    for key, seconds in _most(own.slow_clients):
+    for key, seconds in _most(callers.slow):
         whose = f"of key {key} " if key else ""
         yield Problem(
             kind="client_slow", severity="note", subject=f"client {key}".strip(),
@@ -178,7 +173,7 @@ def _callers(own: Own) -> Iterator[Problem]:
             weight=seconds,
         )  # fmt: skip
     for key, cut in _most(
-        {key: n for key, n in own.stalled.items() if key not in own.slow_clients}
+        {key: n for key, n in callers.stalled.items() if key not in callers.slow}
     ):
         whose = f"of key {key} " if key else ""
         yield Problem(
@@ -189,13 +184,13 @@ def _callers(own: Own) -> Iterator[Problem]:
             remedy="Nothing to do here: look at the client, or at the proxy and network in front of it.",
             weight=cut,
         )  # fmt: skip
-    if own.unknown_models:
+    if callers.unknown_models:
         yield Problem(
             kind="unknown_model", severity="note", subject="model names",
-            what=f"{count(own.unknown_models, 'request')} in 5 min asked for a model that nobody serves",
-            cause=sentence(own.unknown_model and f"the last one was told: {own.unknown_model}"),
+            what=f"{count(callers.unknown_models, 'request')} in 5 min asked for a model that nobody serves",
+            cause=sentence(callers.unknown_model and f"the last one was told: {callers.unknown_model}"),
             remedy="Correct the name at the client, or add it as an alias (`aliases`) or adapter of a pool.",
-            weight=own.unknown_models,
+            weight=callers.unknown_models,
         )  # fmt: skip
 
 

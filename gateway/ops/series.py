@@ -7,10 +7,19 @@ null, never 0. Counts are those of one step.
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
 
 from typing_extensions import TypedDict
 
-from gateway.observe.series import BUCKETS, PHASES, STEP_S, Series, Track
+from gateway.observe.series import (
+    BACKEND_COLUMNS,
+    BUCKETS,
+    PHASES,
+    POOL_COLUMNS,
+    STEP_S,
+    Series,
+    Track,
+)
 
 Values = list[float | None]
 
@@ -68,34 +77,10 @@ async def series_told(series: Series, minutes: int) -> SeriesTold:
 
 
 def _pool(track: Track, turn: int, count: int) -> PoolSeries:
-    def read(name: str) -> Values:
-        return track.read(name, turn, count)
-
-    return PoolSeries(
-        requests=read("requests"),
-        errors=read("errors"),
-        shed=read("shed"),
-        ttft_p50_s=read("ttft_p50_s"),
-        ttft_p95_s=read("ttft_p95_s"),
-        gap_p95_s=read("gap_p95_s"),
-        tokens=read("tokens"),
-        queued=read("queued"),
-        in_flight=read("in_flight"),
-    )
+    return cast("PoolSeries", {name: track.read(name, turn, count) for name in POOL_COLUMNS})
 
 
 def _backend(track: Track, turn: int, count: int) -> BackendSeries:
-    def read(name: str) -> Values:
-        return track.read(name, turn, count)
-
-    return BackendSeries(
-        pool=track.pool,
-        phase=[None if each is None else PHASES[int(each)].value for each in read("phase")],
-        kv=read("kv"),
-        running=read("running"),
-        waiting=read("waiting"),
-        in_flight=read("in_flight"),
-        ttft_p50_s=read("ttft_p50_s"),
-        ttft_p95_s=read("ttft_p95_s"),
-        tokens=read("tokens"),
-    )
+    found: dict[str, Any] = {name: track.read(name, turn, count) for name in BACKEND_COLUMNS}
+    phases = [None if each is None else PHASES[int(each)].value for each in found["phase"]]
+    return cast("BackendSeries", {"pool": track.pool, **found, "phase": phases})

@@ -70,29 +70,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 Message = Loaded | Go | Ready | Failed
 
-_ENCODER: Final = msgspec.json.Encoder()
-_DECODER: Final[msgspec.json.Decoder[Message]] = msgspec.json.Decoder(Message)
-_INHERITS: Final = msgspec.json.Decoder(Inherits)
-
-
-def encode(message: Message | Inherits) -> bytes:
-    """Return a message as it is sent."""
-    return _ENCODER.encode(message)
-
-
-def decode(data: bytes) -> Message:
-    """Return what was sent.
-
-    Raises:
-        msgspec.DecodeError: it is no message; another version's, say.
-    """
-    return _DECODER.decode(data)
-
-
-def inherits(text: str) -> Inherits:
-    """Return what the environment tells the new process.
-
-    Raises:
-        msgspec.DecodeError: that is nothing of ours.
-    """
-    return _INHERITS.decode(text)
+# Both decoders raise DecodeError of what another version says.
+encode: Final = msgspec.json.encode
+decode: Final = msgspec.json.Decoder[Message](Message).decode
+inherits: Final = msgspec.json.Decoder(Inherits).decode

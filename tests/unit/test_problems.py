@@ -19,6 +19,7 @@ from gateway.core.types import (
     ShedReason,
 )
 from gateway.ops.backendproblems import cause_of
+from gateway.ops.callers import Callers
 from gateway.ops.gatewayproblems import Own, own_problems
 from gateway.ops.poolproblems import pool_problems
 from gateway.ops.problems import Known, Problem
@@ -356,22 +357,22 @@ def tried(*findings, effect=(), at=1_700_000_090.0, by="anna"):
             ["The state folder /srv cannot be written", "Permission denied", "drains", "`state`"],
         ),
         (
-            Own(over_limit={"ci": 34}, why_over={"ci": "requests_per_minute: 60; 60 used"}),
+            Own(callers=Callers({"ci": 34}, {"ci": "requests_per_minute: 60; 60 used"})),
             *("key_over_limit", "note"),
             ["Key ci is over its limit: 34 requests", "60 used", "keys effective ci"],
         ),
         (
-            Own(slow_clients={"ci": 12.0}, stalled={"ci": 1}),
+            Own(callers=Callers(slow={"ci": 12.0}, stalled={"ci": 1})),
             *("client_slow", "note"),
             ["has not read for 12 s", "timeouts.client_write"],
         ),
         (
-            Own(stalled={"ci": 2}),
+            Own(callers=Callers(stalled={"ci": 2})),
             *("client_slow", "note"),
             ["2 streams of key ci cut in 5 min", "60 s"],
         ),
         (
-            Own(unknown_models=3, unknown_model="no model gpt-9"),
+            Own(callers=Callers(unknown_models=3, unknown_model="no model gpt-9")),
             *("unknown_model", "note"),
             ["3 requests in 5 min", "no model gpt-9", "`aliases`"],
         ),
@@ -409,7 +410,7 @@ def test_what_is_in_order_is_no_problem(fleet, own):
 
 
 def test_a_note_does_not_hide_that_all_is_well(fleet):
-    fleet.own = Own(over_limit={"ci": 1})
+    fleet.own = Own(callers=Callers({"ci": 1}))
     assert fleet.verdict().startswith(
         "All is well: 1 pool, 2 backends, 0 requests in flight. Key ci"
     )
@@ -517,5 +518,5 @@ def test_problems_of_many_adapters_and_backends_are_few():
 def test_many_clients_that_do_not_read_are_few_problems():
     slow = {f"k{place}": 10.0 + place for place in range(5000)}
     overview = {"draining": False, "store": None, "holds": []}
-    told = [*own_problems(overview, Own(slow_clients=slow), 0.0)]
+    told = [*own_problems(overview, Own(callers=Callers(slow=slow)), 0.0)]
     assert [each.subject for each in told] == ["client k4999", "client k4998", "client k4997"]
