@@ -48,9 +48,8 @@ class Holder:
 
     record: KeyRecord
     caller: Caller
-    ends_s: (
-        float  # when it, or the secret that was presented, stops working by itself; `inf`: never
-    )
+    # When it, or the secret that was presented, stops working by itself; `inf`: never.
+    ends_s: float
 
 
 class KeyRing:

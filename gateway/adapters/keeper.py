@@ -42,9 +42,8 @@ _GONE_S: Final = 5.0  # a model list that was read before an unload may still na
 _FRESH_S: Final = 1.0  # a loaded adapter stays at least so long, so that its requests find it
 _MEMORY_S: Final = 60.0  # time constant of demand, an exponential average
 _FORGOTTEN: Final = 0.001  # requests in flight on average; less demand than that is none
-_RESTS: Final = (
-    4.0  # load times: the pause before the next load that is not urgent, and the least stay
-)
+# Load times: the pause before the next load that is not urgent, and the least stay.
+_RESTS: Final = 4.0
 # Part of the seconds that all requests in flight lost together by a load. So long the backend loads nothing else
 # that requests wait for. Simulated, 100 adapters on 4 engines at 12 requests/s: without it the engines stood
 # still for half of the time and a fifth of the requests were refused; 5 % with 0.15, none with 0.25.

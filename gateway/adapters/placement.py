@@ -47,9 +47,8 @@ class Wanted:
     copies: int | None = None  # None: auto
     pins: frozenset[str] = NOBODY  # ids of backends
     demand: float = 0.0
-    waits_since: float | None = (
-        None  # no backend has it, and requests have waited for it since then
-    )
+    # No backend has it, and requests have waited for it since then.
+    waits_since: float | None = None
     fresh: bool = False  # it was loaded a moment ago, so it stays
     weight: float = 1.0  # its size, in any unit
 

@@ -16,9 +16,8 @@ from pydantic import JsonValue
 Flags = Mapping[str, JsonValue]
 
 UTILIZATION_FLAG: Final = "gpu-memory-utilization"
-DEFAULT_UTILIZATION: Final = (
-    0.92  # the part of a GPU's memory that an engine takes: config/cache.py
-)
+# The part of a GPU's memory that an engine takes: vllm/config/cache.py.
+DEFAULT_UTILIZATION: Final = 0.92
 MOST_UTILIZATION: Final = 0.95  # beyond it a GPU runs out at peaks that the trial run did not see
 # utils/argparse_utils.py, `human_readable_int`: `32k` is 32000, `32K` is 32768.
 _DECIMAL: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}

@@ -78,9 +78,8 @@ class Caller:
     falls_back: bool = True  # another pool may answer when the asked one cannot
     limits: KeyLimits | None = None
     denied: tuple[str, ...] = ()
-    addresses: tuple[str, ...] | None = (
-        None  # networks of the clients that may use the key; None: any
-    )
+    # Networks of the clients that may use the key; None: any.
+    addresses: tuple[str, ...] | None = None
 
     def may_use(self, model: str) -> bool:
         """Whether a model or adapter name matches one of the caller's globs, and none that is denied.

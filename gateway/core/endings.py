@@ -62,8 +62,7 @@ class Barrier(Enum):
     IDS = "ids"  # nobody could tell for sure the token ids of what was shown (Messages, Responses)
     BODY = "body"  # there was no room to keep its large body (Messages, Responses)
     STRAYED = "strayed"  # another backend began anew, or did not say again what was shown
-    OLD_ENGINE = (
-        "old_engine"  # a vLLM before 0.27 can only go on with plain text, which this was not
-    )
+    # A vLLM before 0.27 can only go on with plain text, which this was not.
+    OLD_ENGINE = "old_engine"
     FAILURES = "failures"  # three backends failed
     NO_BACKEND = "no_backend"  # there was none to go on

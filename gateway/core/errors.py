@@ -323,9 +323,8 @@ class UpstreamError(GatewayError):
     default_code = "backend_error"
     outcome = Outcome.BACKEND_ERROR
     ending: ClassVar[Ending] = Ending.BROKE
-    in_order = (
-        False  # it ended the reply itself, unfinished, as one that is stopped: it did not crash
-    )
+    # It ended the reply itself, unfinished, as one that is stopped: it did not crash.
+    in_order = False
 
 
 class ConnectFailed(UpstreamError):

@@ -17,9 +17,8 @@ class Blocks(Protocol):
 
     salt: str | None
     found: dict[object, int]  # by engine: blocks that it held at the last look-up
-    has_keys: (
-        bool  # its blocks differ from those of others with the same tokens: an adapter, a salt
-    )
+    # Its blocks differ from those of others with the same tokens: an adapter, a salt.
+    has_keys: bool
 
     def of(self, block_tokens: int) -> list[bytes] | None:
         """Return one digest for each block of so many tokens, of all up to its end; None: not computed."""
@@ -48,9 +47,8 @@ class Prefix(msgspec.Struct, gc=False):
     output_tokens: int  # expected; the engine caches them too
     home: int = 0  # hash of the first bytes, the same in every process: for rendezvous hashing
     blocks: Blocks | None = None  # set with `prefix: precise`, once its token ids are known
-    takes_rank: bool = (
-        True  # vLLM lets us name the engine that takes it, where a server has several
-    )
+    # vLLM lets us name the engine that takes it, where a server has several.
+    takes_rank: bool = True
     session: Session | None = None
 
     def tokens_before(self, place: int) -> int:
@@ -65,9 +63,8 @@ class SentPrompt(msgspec.Struct, gc=False):
 
     prefix: Prefix
     cached_tokens: int  # expected to be cached there
-    known_tokens: (
-        int  # that were sent there before; `cached_tokens` is this times the index's trust
-    )
+    # Tokens that were sent there before; `cached_tokens` is this times the index's trust.
+    known_tokens: int
     new_keys: int  # hashes that were new there
     most_tokens: int | None = None  # that may have been cached there; None: all of the prompt
     rank: int | None = None  # the engine that takes it, where a server has several

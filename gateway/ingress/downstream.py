@@ -83,9 +83,8 @@ class Downstream:
         self.received_at = time.monotonic()
         self._http11 = protocol.http11
         self.body = Body() if whole is None else Body.of(whole)
-        self.body_complete = (
-            whole is not None
-        )  # all was read, so the connection may carry another request
+        # All was read, so the connection may carry another request.
+        self.body_complete = whole is not None
         self.hold: Hold | None = None  # the room of a large body
         self.kept: Kept | None = None  # the body, as long as its stream may need it
         self._dropped = False
@@ -107,9 +106,8 @@ class Downstream:
         # Once the story has begun, so that a cancellation ends in its `finally`; for reading.
         self.record: RequestRecord | None = None
         self.relay: Relay | None = None
-        self.trailed: TrailedStream | None = (
-            None  # its stream, if that may go on at another backend
-        )
+        # Its stream, if that may go on at another backend.
+        self.trailed: TrailedStream | None = None
         self.asked: Call | None = None  # what its client sent, once it was read
         self.fingerprint: Fingerprint | None = None  # of its body, once an attempt was lost
         self.gathering: Gathering | None = None  # its stream, if its client gets it as a whole

@@ -41,9 +41,8 @@ from gateway.resume.stream import TrailedStream
 
 UNMEASURED: Final = Demand(0, exact=False)  # of an ask of which nothing is known yet
 
-_MOST_ASKED: Final = (
-    16  # the parts of a character are 4 tokens at most, a mark of tool calls some more
-)
+# The parts of a character are 4 tokens at most, a mark of tool calls some more.
+_MOST_ASKED: Final = 16
 # To read the ids of a prompt: a tenth of what a fast engine needs to compute as much.
 _READ_S: Final = 0.02
 _READ_BYTE_S: Final = 1e-6

@@ -28,9 +28,8 @@ from gateway.launch.logfile import LogFile
 from gateway.launch.run import execute
 
 CALL_S: Final = 30.0  # for the command to end, beyond the grace
-_LAST_LINES: Final = (
-    3  # of a failure: both streams share a file, and some programs flush stdout last
-)
+# That are told of a failure: both streams share a file, and some programs flush stdout last.
+_LAST_LINES: Final = 3
 
 
 class CommandLauncher:

@@ -82,9 +82,8 @@ class Told(Summary):
     message: str | None  # as its client reads it
     retry_after_s: float | None
     setting: SettingTold | None
-    fallback: (
-        FallbackTold | None
-    )  # its own pool could not take it; `pool` is the one that was asked next
+    # Its own pool could not take it; `pool` is the one that was asked next.
+    fallback: FallbackTold | None
     backends: list[BackendTold]
 
 

@@ -100,9 +100,8 @@ class RequestExplained(RequestTold):
     revision: str | None
     canary: str | None  # of its pool, as it stands now: both sides, their shares, and the verdict
     fallback: FallbackTold | None
-    not_resumed: (
-        str | None
-    )  # why no other backend went on with a stream that broke: core.endings.Barrier
+    # Why no other backend went on with a stream that broke: core.endings.Barrier.
+    not_resumed: str | None
     timeline: list[StepTold]
     tried: list[AttemptTold]
     weighed: list[CandidateTold]

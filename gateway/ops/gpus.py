@@ -25,12 +25,10 @@ class GpuOverview(TypedDict):
     part: int | None  # of a GPU in parts (MIG), as nvidia-smi counts; null: it is whole
     memory_used_bytes: int  # by all processes
     memory_bytes: int
-    memory_planned_ratio: (
-        float | None
-    )  # that launched backends take by their settings; null: these do not say
-    memory_rest_used_ratio: (
-        float | None
-    )  # the part in use of what these leave free; null: not known
+    # What launched backends take by their settings; null: these do not say.
+    memory_planned_ratio: float | None
+    # The part in use of what these leave free; null: not known.
+    memory_rest_used_ratio: float | None
     busy_ratio: float | None  # of the last moment, in which it computed anything; null: not told
 
 

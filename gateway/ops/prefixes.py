@@ -11,9 +11,8 @@ class KvEventsOverview(TypedDict):
     """How well the gateway follows a backend's KV events."""
 
     known: bool  # the events tell what is cached; else it is guessed
-    engines: (
-        int  # that the gateway is subscribed to; 0: none publishes, or its address is not known
-    )
+    # Those that the gateway is subscribed to; 0: none publishes, or its address is not known.
+    engines: int
     blocks: int  # cached, by the events
     losses: int  # times that the picture was dropped: messages were missed, or the engine restarted
     garbled: int  # messages that could not be decoded

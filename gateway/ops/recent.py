@@ -18,9 +18,8 @@ _WINDOWS_S: Final = (10.0, 30.0, 60.0, RECENT_S)
 _LEAST_JUDGED: Final = 8  # in a window; with fewer a longer one is looked at
 _LEAST_WELL: Final = 3  # and none that failed: it is over
 _LEAST_ERRORS: Final = 5  # fewer may be one bad moment
-_LEAST_MOMENTS: Final = (
-    3  # where few ask: failures in so many steps of 10 s, and in the last, are an outage
-)
+# Where few ask: failures in so many steps of 10 s, and in the last, are an outage.
+_LEAST_MOMENTS: Final = 3
 _MODELS_TOLD: Final = 50
 
 Name = TypeVar("Name", bound=Hashable)

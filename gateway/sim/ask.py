@@ -50,9 +50,8 @@ class Ask:
     stop: tuple[str, ...]
     ignore_eos: bool
     control: Control
-    tool: (
-        str | None
-    )  # the function to call instead of answering, or behind `control.call_at` tokens
+    # The function to call instead of answering, or behind `control.call_at` tokens.
+    tool: str | None
     tool_forced: bool  # named by the client: the finish reason is then "stop"
     return_token_ids: bool
     echo: bool

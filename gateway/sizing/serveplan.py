@@ -112,9 +112,8 @@ _SHORT: Final = {
     "dp": "data-parallel-size",
 }
 _CPU_VARIABLES: Final = "VLLM_CPU_"  # envs.py: all of them are read by the CPU backend alone
-_CPU_CACHE_GIB: Final = (
-    "VLLM_CPU_KVCACHE_SPACE"  # platforms/cpu.py: wins over --kv-cache-memory-bytes
-)
+# vllm/platforms/cpu.py: it wins over --kv-cache-memory-bytes.
+_CPU_CACHE_GIB: Final = "VLLM_CPU_KVCACHE_SPACE"
 
 
 def plan_of_args(

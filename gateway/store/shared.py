@@ -32,9 +32,8 @@ from typing import Final, Protocol
 # Another replica leads within 10 s of a leader's death: a lease, and the follower's next turn.
 LEASE_S: Final = 8.0
 RENEW_S: Final = 2.0  # a renewal may fail three times, and the lease still has time left to act
-LEFT_S: Final = (
-    3.0  # less than that left: begin nothing; what is begun must be claimed within the lease
-)
+# Who has less left begins nothing; what is begun must be claimed within the lease.
+LEFT_S: Final = 3.0
 
 CLAIM_S: Final = 86_400.0
 START_CLAIM_S: Final = 600.0  # over the longest default backoff: replicas in step meet in it

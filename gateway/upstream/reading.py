@@ -182,9 +182,8 @@ class Reading:
                 raise httptools.HttpParserError("too many interim replies")
             return
         assert self._parser is not None
-        self._keep_alive = (
-            self._parser.should_keep_alive()
-        )  # only true answers inside this callback
+        # The parser answers truly only inside this callback.
+        self._keep_alive = self._parser.should_keep_alive()
         self._complete = True
 
     # --- what needs no parser ------------------------------------------------------------------------

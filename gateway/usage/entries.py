@@ -23,9 +23,8 @@ _FAILED: Final = frozenset({Outcome.BACKEND_ERROR, Outcome.SHUTDOWN})
 _TOO_LARGE: Final = ReplyTooLarge.default_code
 RESERVED: Final = "reserved"  # nobody told the usage, so what its limits reserved counts
 REFUSED: Final = "refused"  # the engine or the gateway refused it as wrong, and it took no tokens
-FAILED: Final = (
-    "failed"  # its backend failed, or the gateway stopped, before its client had anything
-)
+# Its backend failed, or the gateway stopped, before its client had anything.
+FAILED: Final = "failed"
 UNKNOWN: Final = "unknown"  # nobody told it, and nothing was reserved
 
 

@@ -17,9 +17,8 @@ from gateway.watch.fetch import FetchError, Pages
 
 # A prompt of one token, given as an id: neither a chat template nor a tokenizer can fail it.
 _PROMPT: Final = [1]
-_WARM_UP_PROMPT: Final = (
-    256  # tokens; several KV blocks, a prefill that a graph may be captured for
-)
+# In tokens: several KV blocks, a prefill that a graph may be captured for.
+_WARM_UP_PROMPT: Final = 256
 _WARM_UP_OUTPUT: Final = 8
 _PATHS: Final = {
     Endpoint.COMPLETIONS: "/v1/completions",

@@ -69,9 +69,8 @@ _TEXT_TYPES: Final = frozenset(b'"%b"' % each.encode() for each in _TEXT_PARTS)
 _EMBEDS: Final = frozenset(TABLE["content.embeds"].fields)
 _URLS: Final = frozenset({"image_url", "audio_url", "video_url", "file_url"})
 _SPECIAL: Final = _EMBEDS | _URLS | {"uuid", "source", "file", "content", "output", "tool"}
-_MAX_NESTING: Final = (
-    8  # parts inside parts: a tool's result holds blocks, a document holds content
-)
+# Parts inside parts: a tool's result holds blocks, a document holds content.
+_MAX_NESTING: Final = 8
 # Up to this size, names that come twice in a message of texts are refused too. Gateway and engine read
 # the same value of them, the last, so a longer list is not searched for them.
 CHECKED_BYTES: Final = 2048

@@ -12,9 +12,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-MAX_ITEMS: Final = (
-    65_536  # of a list that is no plain list of numbers; beyond, reading it takes too long
-)
+# Items of a list that is no plain list of numbers; beyond, reading it takes too long.
+MAX_ITEMS: Final = 65_536
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+(?:_[0-9]+)*(?:\.0+)?")
 _MAX_DIGITS: Final = 64
 MOST: Final = 2**63 - 1  # of an integer, above and below 0

@@ -18,9 +18,8 @@ from gateway.wire.measures import Measure
 from gateway.wire.objects import begins, decode_or_none, is_given, items_if_list
 from gateway.wire.peek import Peek, Prompts, measure_prompts
 
-TOOLS_GROWTH: Final = (
-    2  # templates may pretty-print tools: up to this many times their size is added
-)
+# Templates may pretty-print tools: up to this many times their size is added.
+TOOLS_GROWTH: Final = 2
 
 # A picture or sound is taken for as much text: about a thousand tokens, as pictures of usual sizes have.
 MEDIUM_BYTES: Final = 4096

@@ -18,9 +18,8 @@ _VALUE: Final = msgspec.json.Decoder()
 _TEXT: Final = msgspec.json.Decoder(str)
 _QUOTE, _LIST, _OBJECT, _NULL = b'"[{n'
 _NONE: Final = Raw(b"null")
-_MOST_PATTERN_CHARS: Final = (
-    16_384  # of one schema; the default of `pattern_chars` is 2,048 for one
-)
+# Of all patterns of one schema; the default of `pattern_chars` is 2,048 for one.
+_MOST_PATTERN_CHARS: Final = 16_384
 _MOST_READ: Final = 4 * 1024 * 1024  # bytes of a schema that are looked into; no limit is larger
 
 
