@@ -19,7 +19,7 @@ from gateway.admin.fleet import gather_always
 from gateway.admin.requests import answers_to_workers
 from gateway.admission.telling import Telling
 from gateway.core.aio import periodic
-from gateway.heal.eventlog import EventLog
+from gateway.heal.eventlog import keep_events
 from gateway.heal.orders import Orders
 from gateway.ingress.charging import foreseen
 from gateway.ingress.drain import announced, answered, end, end_late, finished, outlast
@@ -115,7 +115,7 @@ async def run(
 def _servers(process: Process, desk: Desk) -> tuple[Server, Server]:
     """Make the public and the admin server; neither accepts yet. What is done to backends is written down."""
     if process.leads:
-        EventLog(process.config.state).follow(process.supervisor.events)
+        keep_events(process.config.state, process.supervisor.events)
     served = public_app(
         process.handler, process.table, process.clock, process.readiness, process.ingress
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -15,20 +14,16 @@ MOST_BYTES: Final = 1024 * 1024  # some 4,000 events
 _EVENT: Final = msgspec.json.Decoder(Event)
 
 
-@dataclass(slots=True)
-class EventLog:
-    """Keeps events in a folder. What cannot be written stays in memory."""
+def keep_events(folder: Path, events: Events, most_bytes: int = MOST_BYTES) -> None:
+    """Give what was kept in a folder to a list of events that is still empty, and keep what comes from now on.
 
-    folder: Path
-    most_bytes: int = MOST_BYTES  # of each of the two files
+    What cannot be written stays in memory. `most_bytes` is of each of the two files.
+    """
+    journal = Journal(folder, "events", most_bytes)
+    for event in journal.read(_EVENT):
+        events.recall(event)
 
-    def follow(self, events: Events) -> None:
-        """Give what was kept to a list of events that is still empty, and keep what comes from now on."""
-        journal = Journal(self.folder, "events", self.most_bytes)
-        for event in journal.read(_EVENT):
-            events.recall(event)
+    def keep(event: Event) -> None:
+        journal.append(msgspec.json.encode(event))
 
-        def keep(event: Event) -> None:
-            journal.append(msgspec.json.encode(event))
-
-        events.on_event.append(keep)
+    events.on_event.append(keep)

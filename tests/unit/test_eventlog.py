@@ -3,7 +3,7 @@
 import resource
 
 from gateway.core.events import Event, EventKind, Events
-from gateway.heal.eventlog import MOST_BYTES, EventLog
+from gateway.heal.eventlog import MOST_BYTES, keep_events
 
 FILE = "events.jsonl"
 
@@ -14,7 +14,7 @@ def event(number):
 
 def followed(folder, most_bytes=MOST_BYTES):
     events = Events()
-    EventLog(folder, most_bytes).follow(events)
+    keep_events(folder, events, most_bytes)
     return events
 
 
@@ -38,7 +38,7 @@ def test_what_is_recalled_is_not_told_or_written_again(tmp_path):
     heard = []
     events = Events()
     events.on_event.append(heard.append)
-    EventLog(tmp_path).follow(events)
+    keep_events(tmp_path, events)
     assert heard == []
     assert (tmp_path / FILE).read_bytes().count(b"number 1") == 1
 
