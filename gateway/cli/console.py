@@ -282,19 +282,12 @@ _OTHER_PORT: Final = "the admin listener has its own port; see `admin.listen` in
 def _connection(server: str, timeout_s: float) -> HTTPConnection:
     """Return a connection to `http://host:port`, `https://...` or `unix:/path`."""
     import http.client
-    import socket
     from urllib.parse import urlsplit
 
+    from gateway.cli.local import LocalConnection
+
     if server.startswith("unix:"):
-        local = http.client.HTTPConnection("localhost", timeout=timeout_s)
-        local.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        local.sock.settimeout(timeout_s)
-        try:
-            local.sock.connect(server.removeprefix("unix:"))
-        except OSError as error:
-            local.close()
-            raise _unreachable(server, error) from error
-        return local
+        return LocalConnection(server.removeprefix("unix:"), timeout_s)
     try:
         parts = urlsplit(server if "://" in server else f"http://{server}")
         host, port = parts.hostname, parts.port

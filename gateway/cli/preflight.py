@@ -18,7 +18,7 @@ import uvloop
 from gateway.config.check import Remark
 from gateway.config.findings import Finding, KeyPath, Severity
 from gateway.config.load import Loaded, placed
-from gateway.config.models import PoolConfig
+from gateway.config.models import BackendConfig, PoolConfig
 from gateway.core.aio import SystemClock
 from gateway.pools.backend import Backend
 from gateway.pools.configured import configure, identify
@@ -160,11 +160,17 @@ async def _trouble(url: str) -> str:
         await store.close()
 
 
-def _visits(name: str, pool: PoolConfig) -> Iterator[_Visit]:
-    for place, config in enumerate(pool.backends):
-        key = config.api_key.get_secret_value() if config.api_key is not None else None
+def backends_of(name: str, pool: PoolConfig) -> Iterator[tuple[BackendConfig, Backend]]:
+    """Yield each backend of a pool: as the settings have it, and as it can be asked."""
+    for config in pool.backends:
+        key = None if config.api_key is None else config.api_key.get_secret_value()
         backend = Backend(name, config.name, config.url, key)
         configure(backend, pool, config, None)
+        yield config, backend
+
+
+def _visits(name: str, pool: PoolConfig) -> Iterator[_Visit]:
+    for place, (config, backend) in enumerate(backends_of(name, pool)):
         yield _Visit(("pools", name, "backends", place), backend, config.launch is not None)
 
 

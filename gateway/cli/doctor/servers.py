@@ -13,9 +13,9 @@ from gateway.cli.doctor.advisories import mending, open_in
 from gateway.cli.doctor.cached import cache_findings
 from gateway.cli.doctor.clocks import of_date, redis_clock
 from gateway.cli.doctor.findings import Finding, ok
+from gateway.cli.preflight import backends_of
 from gateway.config.models import BackendConfig, Config
 from gateway.pools.backend import Backend
-from gateway.pools.configured import configure
 from gateway.watch.fetch import FetchError, Pages
 from gateway.wire.vllm import parse_version
 
@@ -33,8 +33,11 @@ def server_findings(config: Config) -> list[Finding]:
 async def _all(config: Config) -> list[Finding]:
     async with asyncio.TaskGroup() as group:
         tasks = [
-            group.create_task(_look(backend, launched=launched), name=f"doctor {backend.id}")
-            for backend, launched in _backends(config)
+            group.create_task(
+                _look(backend, launched=each.launch is not None), name=f"doctor {backend.id}"
+            )
+            for name, pool in config.pools.items()
+            for each, backend in backends_of(name, pool)
         ]
         if config.redis is not None:
             url = config.redis.get_secret_value()
@@ -44,16 +47,6 @@ async def _all(config: Config) -> list[Finding]:
         for each in pool.backends:
             found += flag_findings(f"{name}/{each.name}", each)
     return found
-
-
-def _backends(config: Config) -> Iterator[tuple[Backend, bool]]:
-    """Yield each backend, and whether the gateway launches it."""
-    for name, pool in config.pools.items():
-        for each in pool.backends:
-            key = None if each.api_key is None else each.api_key.get_secret_value()
-            backend = Backend(name, each.name, each.url, key)
-            configure(backend, pool, each, None)
-            yield backend, each.launch is not None
 
 
 async def _look(backend: Backend, *, launched: bool) -> list[Finding]:

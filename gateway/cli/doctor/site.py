@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import http.client
-import socket
 import ssl
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
+
+from gateway.cli.local import LocalConnection
 
 TIMEOUT_S: Final = 10.0  # of each step
 
@@ -35,7 +36,7 @@ class Site:
     def connect(self, timeout_s: float = TIMEOUT_S) -> http.client.HTTPConnection:
         """Return a connection to it, not open yet."""
         if self.socket:
-            return _LocalConnection(self.socket, timeout_s)
+            return LocalConnection(self.socket, timeout_s)
         parts = urlsplit(self.url)
         host, port = parts.hostname or "", parts.port
         if self.tls:
@@ -50,16 +51,3 @@ class Site:
         if self.insecure:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         return context
-
-
-class _LocalConnection(http.client.HTTPConnection):
-    """A connection through a UNIX socket."""
-
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
