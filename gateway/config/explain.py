@@ -13,13 +13,13 @@ from pydantic_core import ErrorDetails
 from gateway.config.check import Remark
 from gateway.config.findings import KeyPath, dotted
 from gateway.config.keysettings import TIER_NAME
-from gateway.config.models import Config, Section
+from gateway.config.models import Config
 from gateway.config.names import BACKEND_NAME, HEADER_NAME, MODEL_NAME
 from gateway.config.process import TOKEN_NAME
 from gateway.config.supervision import CONTAINER, KUBERNETES, UNIT
 from gateway.config.traces import FIELD_NAME
 from gateway.config.traffic import REVISION
-from gateway.config.units import as_written
+from gateway.config.units import Section, as_written
 
 _NAMES: Final = {
     MODEL_NAME: "use up to 128 letters, digits and . _ : / - and start with a letter or digit",

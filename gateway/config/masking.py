@@ -21,8 +21,8 @@ from typing import Annotated, Any, Final, Union, get_args, get_origin
 from pydantic import JsonValue, SecretStr
 
 from gateway.config.findings import KeyPath
-from gateway.config.models import Config, Section
-from gateway.config.units import OrText
+from gateway.config.models import Config
+from gateway.config.units import OrText, Section
 
 
 def _is_section(kind: Any) -> bool:

@@ -28,7 +28,7 @@ from gateway.config.keylimits import PricesConfig, TenantConfig
 from gateway.config.keysettings import KeySettings, TierName
 from gateway.config.kvevents import KvEventsConfig
 from gateway.config.limits import CorsConfig, LimitsConfig, Proxy, TimeoutsConfig
-from gateway.config.log import LogConfig, LogFormat, LogLevel
+from gateway.config.log import LogConfig
 from gateway.config.names import BackendName, HeaderName, ModelName
 from gateway.config.parameters import ParametersConfig, PrefixCache, PrefixRouting, Resume
 from gateway.config.process import (
@@ -56,7 +56,6 @@ from gateway.config.units import (
     DurationOrZero,
     EmptyIsNone,
     FilePath,
-    Listen,
     OrText,
     OrWord,
     Section,
@@ -299,31 +298,5 @@ class Config(Section):
     shutdown: ShutdownConfig = setting({}, "How the gateway shuts down.")
 
 
-__all__ = [
-    "Admission",
-    "AdapterConfig",
-    "AdminConfig",
-    "BackendConfig",
-    "Config",
-    "HealthConfig",
-    "KeysConfig",
-    "KvConfig",
-    "LaunchConfig",
-    "LimitsConfig",
-    "Listen",
-    "LogConfig",
-    "LogFormat",
-    "LogLevel",
-    "OverflowPolicy",
-    "ParametersConfig",
-    "PoolConfig",
-    "PrefixCache",
-    "PrefixRouting",
-    "Resume",
-    "QueueConfig",
-    "RestartConfig",
-    "Section",
-    "ShutdownConfig",
-    "SloConfig",
-    "TimeoutsConfig",
-]
+# Other packages know these by this module too.
+__all__ = ["Admission", "HealthConfig", "PrefixCache", "QueueConfig"]

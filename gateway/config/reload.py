@@ -15,9 +15,10 @@ from typing import Final
 from gateway.config.check import check_listeners
 from gateway.config.findings import Finding, Severity
 from gateway.config.load import Loaded, placed
-from gateway.config.models import BackendConfig, Config, PoolConfig, Section
+from gateway.config.models import BackendConfig, Config, PoolConfig
 from gateway.config.process import KeysConfig
 from gateway.config.spell import HIDDEN, spell
+from gateway.config.units import Section
 
 # Read once, at start. A name covers the settings below it.
 NEEDS_RESTART: Final = (

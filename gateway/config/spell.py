@@ -19,11 +19,11 @@ from pydantic.fields import FieldInfo
 
 from gateway.config.findings import KeyPath, dotted
 from gateway.config.keylimits import limits_told
-from gateway.config.models import Section
 from gateway.config.units import (
     Hides,
     Listen,
     OrWord,
+    Section,
     format_duration,
     format_size,
     parse_duration,

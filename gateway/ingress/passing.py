@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import structs
 
-from gateway.config.models import Resume
+from gateway.config.parameters import Resume
 from gateway.core.aio import Clock
 from gateway.core.endings import Ending
 from gateway.core.types import Ask, Call, Outcome, RequestRecord, Slot, TrafficFailed, TrafficOk

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final
 from gateway.access.effective import Tiers
 from gateway.access.keys import KeyRing, OpenRing
 from gateway.access.salt import salt_for
-from gateway.config.models import Config, OverflowPolicy, PoolConfig, Resume, TimeoutsConfig
-from gateway.config.parameters import Policies, PrefixRouting
+from gateway.config.limits import TimeoutsConfig
+from gateway.config.models import Config, OverflowPolicy, PoolConfig
+from gateway.config.parameters import Policies, PrefixRouting, Resume
 from gateway.config.reload import shared_digest
 from gateway.core.addresses import Proxies
 from gateway.core.endpoints import NO_ENGINE

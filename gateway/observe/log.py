@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.config.models import LogConfig, LogFormat
+from gateway.config.log import LogConfig, LogFormat
 from gateway.core.aio import Clock
 from gateway.core.endings import Barrier
 from gateway.core.printable import printable

@@ -16,8 +16,8 @@ from typing_extensions import TypedDict
 from gateway.admission.decisions import CLIENT_TIMEOUT, Decision, Said, State
 from gateway.config.findings import KeyPath, dotted
 from gateway.config.load import Loaded
-from gateway.config.models import Section
 from gateway.config.spell import spell
+from gateway.config.units import Section
 from gateway.core.exclusion import AWAITS_ADAPTER
 from gateway.core.traffic import Cause, Fallback
 from gateway.ops.moment import Moment, rfc3339

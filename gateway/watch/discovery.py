@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import closing
 from typing import Final
 
-from gateway.config.models import HealthConfig
+from gateway.config.process import HealthConfig
 from gateway.core.aio import Clock, periodic
 from gateway.core.types import Observation
 from gateway.pools.table import Backend, PoolTable
