@@ -65,6 +65,7 @@ class Slot:
         self.looks: asyncio.Event | None = None  # looks come back once this is set
         self.logs: asyncio.Event | None = None  # the log is read once this is set
         self.reading = False
+        self.unforeseen: Exception | None = None  # what reading the log raises, once
         self.waiting = 0  # looks that waited so
         self.hanging = 0  # looks that wait so now
         self.lasts: asyncio.Event | None = (
@@ -260,6 +261,9 @@ class Launching:
         if self.slot.logs is not None:
             self.slot.reading = True
             await self.slot.logs.wait()
+        if (unforeseen := self.slot.unforeseen) is not None:
+            self.slot.unforeseen = None
+            raise unforeseen
         return self.slot.script.log[-max_bytes:]
 
     async def close(self) -> None:

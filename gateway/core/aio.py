@@ -57,15 +57,16 @@ def start(
     return asyncio.Task(coro, loop=loop, name=name)
 
 
-async def guarded(work: Coroutine[Any, Any, object], *, name: str) -> None:
+async def guarded(work: Coroutine[Any, Any, Result], *, name: str) -> Result | None:
     """Run work that belongs to a group of others: what it raises is logged, and does not end them.
 
-    Cancel: cancels the work.
+    Returns what the work does; None where it raised. Cancel: cancels the work.
     """
     try:
-        await work
+        return await work
     except Exception:
         log.exception("task failed", extra={"event": "bug", "task": name})
+        return None
 
 
 async def periodic(

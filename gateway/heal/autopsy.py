@@ -41,6 +41,11 @@ class Finding:
         return found.restart_helps is False and found.confidence is Confidence.HIGH
 
 
+NOT_EXAMINED: Final = Finding(
+    None, "why it ended could not be examined, by a bug of the gateway: see its log"
+)
+
+
 @dataclass(slots=True)
 class Autopsy:
     """Examines servers that ended or hang in their start, tells why as an event, and applies remedies."""

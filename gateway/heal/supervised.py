@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gateway.config.models import BackendConfig, PoolConfig
-from gateway.core.aio import periodic
+from gateway.core.aio import guarded, periodic
 from gateway.core.events import EventKind
 from gateway.core.types import SERVING
 from gateway.heal.decisions import CHANGED, Cause, Restart, Sign, Suspend, Wait
@@ -225,7 +225,8 @@ class Supervised:
         if self._processes is not None:
             self._processes.cancel()  # the last time that it served, it had others
         if self._group is not None:
-            self._processes = self._group.create_task(watch(), name=f"processes of {self.id}")
+            name = f"processes of {self.id}"
+            self._processes = self._group.create_task(guarded(watch(), name=name), name=name)
 
     # --- what others hold against it, or order ---------------------------------------------------
 

@@ -19,10 +19,10 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.config.units import format_duration
-from gateway.core.aio import start
+from gateway.core.aio import guarded, start
 from gateway.core.events import EventKind
 from gateway.core.types import Phase
-from gateway.heal.autopsy import Finding
+from gateway.heal.autopsy import NOT_EXAMINED, Finding
 from gateway.heal.decisions import Cause, Outcome, Sign, outcome_of
 from gateway.heal.emptied import emptied
 from gateway.heal.sight import after_look, doubt
@@ -332,9 +332,10 @@ class Unit(Supervised):
     async def _beside(self, examined: Coroutine[None, None, Finding]) -> Finding:
         """Wait for an autopsy, which goes on and tells its event also when an order ends the wait."""
         assert self._group is not None
-        task = self._group.create_task(examined, name=f"autopsy of {self.id}")
+        name = f"autopsy of {self.id}"
+        task = self._group.create_task(guarded(examined, name=name), name=name)
         await asyncio.wait([task])
-        return task.result()
+        return task.result() or NOT_EXAMINED
 
     # --- it is suspended --------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from typing import IO, Final
 
 from gateway.launch import proc
 from gateway.launch.launcher import LaunchError, obstacle_of
+from gateway.launch.record import told
 
 _OUTPUT_BYTES: Final = 512 * 1024  # of each stream, its end
 _FILE_BYTES: Final = 64 * 1024 * 1024  # a program that writes more is ended by SIGXFSZ
@@ -41,9 +42,13 @@ async def run(words: Sequence[str], *, timeout_s: float, kept_bytes: int = _OUTP
         LaunchError: it could not be started, or did not end in time; its group is killed then.
     Cancel: its group is killed.
     """
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        code = await execute(words, (out.fileno(), err.fileno()), timeout_s, _FILE_BYTES)
-        return Ran(code, _end(out, kept_bytes), _end(err, kept_bytes))
+    try:
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            code = await execute(words, (out.fileno(), err.fileno()), timeout_s, _FILE_BYTES)
+            return Ran(code, _end(out, kept_bytes), _end(err, kept_bytes))
+    except OSError as error:  # no folder for its output has space, or no descriptor is left
+        said = f"cannot keep what {words[0]} writes: {told(error)}"
+        raise LaunchError(said, obstacle_of(error)) from error
 
 
 async def execute(

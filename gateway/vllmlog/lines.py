@@ -201,7 +201,7 @@ def _unwrapped(given: str) -> str:
         return given
     try:
         entry = json.loads(given)
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or nested without end
         return given
     message = entry.get("log")
     return message.rstrip("\r\n") if isinstance(message, str) else given

@@ -58,3 +58,10 @@ def test_what_an_earlier_start_said_does_not_change_the_answer(file, before):
     ended = "\n".join([*before, "INFO:     Application shutdown complete."]) + "\n"
     after = diagnose(ended.encode() + file.read_bytes())
     assert (after.kind, after.remedies) == (alone.kind, alone.remedies)
+
+
+def test_a_line_that_nests_deeper_than_anybody_reads_is_a_line_like_any_other():
+    deep = '{"log":' + "[" * 100_000
+    found = diagnose(f"{deep}\nValueError: the cause")
+    assert "the cause" in found.cause
+    assert stage_of(deep) is None

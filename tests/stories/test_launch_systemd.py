@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+import tempfile
 
 import pytest
 import uvloop
@@ -330,6 +331,17 @@ def test_its_journal_is_that_of_the_invocation(tmp_path, monkeypatch):
             assert text.startswith("line 2000\n")
             assert text.endswith("line 11999\n")
             assert await launcher.log(6) == "11999\n"
+
+    uvloop.run(story())
+
+
+def test_a_machine_without_space_for_the_journal_is_told(tmp_path, monkeypatch):
+    async def story():
+        monkeypatch.setenv("PATH", str(install_journalctl(tmp_path)))
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "full"))
+        async with machine(tmp_path, monkeypatch) as (_, launcher):
+            with pytest.raises(LaunchError, match="full"):
+                await launcher.log(10**6)
 
     uvloop.run(story())
 

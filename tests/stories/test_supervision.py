@@ -1031,3 +1031,17 @@ async def test_one_whose_engine_process_ends_is_out_at_once_and_serves_on_if_it_
             await world.serves()  # this one can do without it
             assert not world.told(EventKind.RESTART)
             assert world.unit().observed.seen.running
+
+
+@story
+async def test_a_log_that_cannot_be_examined_ends_no_supervision():
+    manual = {"supervision": {"automatic": False}}
+    async with machine() as on, fleet(on, launched(on["m/b1"]), wait=False, **manual) as world:
+        slot = world.slot()
+        await world.order("restart")
+        await world.serves()
+        slot.unforeseen = ValueError("of nobody's making")
+        await slot.die()
+        await world.until(lambda: "could not be examined" in world.backend().health.detail)
+        assert (await world.order("restart")).json()["changed"]
+        await world.serves()
