@@ -75,10 +75,10 @@ def same_server(one: BackendConfig, other: BackendConfig) -> bool:
 
 
 async def stop_server(unit: Unit, shared: Shared) -> None:
-    """Stop its server; not another one that a gateway has started in its place since."""
+    """Stop its server; not one that another gateway is in charge of, or has started in its place since."""
     with contextlib.suppress(LaunchError):
         seen, known = await unit.launcher.look(), unit.observed.incarnation
-        if seen.incarnation is not None and known in (None, seen.incarnation):
+        if seen.incarnation is not None and known in (None, seen.incarnation) and not seen.others:
             grace_s = unit.pool.supervision.stop_grace
             await unit.launcher.stop(seen.incarnation, grace_s=grace_s)
             if seen.running:

@@ -102,6 +102,7 @@ class Seen:
     # How often the service manager restarted it by itself. It begins at 0 again when the manager
     # makes the server anew: only a change says something.
     own_restarts: int = 0
+    others: bool = False  # another gateway that lives is in charge of it, and stops it at its end
     outdated: bool = False  # we started it with other settings than those that are configured now
     # When its process began, in seconds since the epoch; None: unknown. Computed anew at each look.
     began_at: float | None = field(default=None, compare=False)

@@ -99,8 +99,8 @@ class ProcessLauncher:
         if record.runs:
             self._oom_kills.watch(record.pid)
             odd, outdated = self._oddity(record), self._outdated(record)
-            runs, began_at = Runs.RUNNING, proc.began_at(record.started)
-            return Seen(record.incarnation, runs, detail=odd, outdated=outdated, began_at=began_at)
+            seen = Seen(record.incarnation, Runs.RUNNING, detail=odd, outdated=outdated)
+            return replace(seen, others=not record.is_ours, began_at=proc.began_at(record.started))
         code, oom_killed = self._end_of(record)
         return Seen(record.incarnation, Runs.ENDED, code, oom_killed=oom_killed)
 

@@ -1,9 +1,13 @@
 """A gateway that is killed before it could stop a server that is not configured any more."""
 
+import asyncio
+import contextlib
 import functools
 import json
 import os
 import signal
+
+import httpx2
 
 from tests import loopback
 from tests.ports import free_port
@@ -57,3 +61,31 @@ async def test_the_next_gateway_tells_of_a_server_that_was_to_be_stopped_and_run
         finally:
             if runs(left):
                 os.kill(left, signal.SIGKILL)
+
+
+async def says_ready(url):
+    async with loopback.client() as http:
+        with contextlib.suppress(httpx2.HTTPError):
+            return (await http.get(f"{url}/readyz")).status_code == 200
+    return False
+
+
+@story
+async def test_a_gateway_that_ends_leaves_the_servers_of_another_one_with_its_state_folder_alone():
+    port, public, admin = free_port(), free_port(), free_port()
+    async with served(pools=settings(port)) as world:
+        (record,) = (world.folder / "state/run").glob("*.json")
+        server = json.loads(record.read_text())["pid"]
+        text = world.path.read_text().replace(str(world.port), str(public))
+        second = world.folder / "second.yaml"
+        second.write_text(text.replace(str(world.admin_port), str(admin)))
+        world.start(PROGRAM, "serve", "-c", second)
+        async with asyncio.timeout(40):
+            while not await says_ready(f"http://127.0.0.1:{admin}"):
+                await asyncio.sleep(0.05)
+        world.started.terminate()
+        await asyncio.to_thread(world.started.wait)
+        assert runs(server)
+        assert json.loads(record.read_text())["pid"] == server
+        assert await says_ready(world.admin_url)
+        assert len(world.lines("supervision_stopped")) == 0
