@@ -71,6 +71,7 @@ class Slot:
         self.lasts: asyncio.Event | None = (
             None  # a server that is told to stop has stopped once this is set
         )
+        self.stays = ""  # why it cannot be stopped
         self.blind = ""  # why it cannot be looked at
         self.running = False
         self.pending = False  # its service manager is at work on it while it does not run
@@ -251,6 +252,8 @@ class Launching:
 
     async def stop(self, expected: Incarnation, *, grace_s: float) -> None:
         self._check(expected)
+        if self.slot.stays:
+            raise LaunchError(self.slot.stays)
         self.slot.stops.append(grace_s)
         if self.slot.lasts is not None:
             await self.slot.lasts.wait()

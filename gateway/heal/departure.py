@@ -6,8 +6,8 @@ Until then that server keeps its address and its GPUs, so what is new and needs 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 from gateway.config.models import BackendConfig, PoolConfig
@@ -18,7 +18,7 @@ from gateway.heal.emptied import emptied
 from gateway.heal.members import gpus_of, overlap
 from gateway.heal.shared import Shared
 from gateway.heal.unit import Unit
-from gateway.launch.launcher import LaunchError
+from gateway.launch.launcher import LaunchError, Superseded
 from gateway.pools.facts import Tending
 
 LEAVES: Final = Tending(
@@ -76,13 +76,21 @@ def same_server(one: BackendConfig, other: BackendConfig) -> bool:
 
 async def stop_server(unit: Unit, shared: Shared) -> None:
     """Stop its server; not one that another gateway is in charge of, or has started in its place since."""
-    with contextlib.suppress(LaunchError):
+    tell = partial(shared.events.note, shared.clock)
+    try:
         seen, known = await unit.launcher.look(), unit.observed.incarnation
         if seen.incarnation is not None and known in (None, seen.incarnation) and not seen.others:
             grace_s = unit.pool.supervision.stop_grace
             await unit.launcher.stop(seen.incarnation, grace_s=grace_s)
             if seen.running:
-                shared.events.note(shared.clock, EventKind.STOPPED, unit.id, "stopped", "stopped")
+                tell(EventKind.STOPPED, unit.id, "stopped", "stopped")
+    except Superseded:
+        pass  # another gateway's
+    except LaunchError as error:
+        told = (
+            f"its server could not be stopped, and may run on with its port and GPU memory: {error}"
+        )
+        tell(EventKind.LEFT_BEHIND, unit.id, "not_stopped", told)
 
 
 async def closed(unit: Unit) -> None:

@@ -566,6 +566,22 @@ async def test_a_backend_that_is_removed_finishes_and_is_stopped():
 
 
 @story
+async def test_a_server_that_cannot_be_stopped_is_told_of():
+    async with machine() as on:
+        async with fleet(on, *two(on)) as world:
+            on["m/b1"].stays = "42 (python) did not end within 10 s of SIGKILL"
+            del world.settings["pools"]["m"]["backends"][0]
+            await world.reload()
+            await world.until(lambda: world.told(EventKind.LEFT_BEHIND, "m/b1"))
+            (told,) = world.told(EventKind.LEFT_BEHIND, "m/b1")
+            assert "could not be stopped" in told.detail
+            assert "did not end within 10 s" in told.detail
+            on["m/b2"].stays = "43 (python) did not end within 10 s of SIGKILL"
+        assert world.told(EventKind.LEFT_BEHIND, "m/b2")
+        on["m/b1"].stays = on["m/b2"].stays = ""
+
+
+@story
 async def test_one_that_others_start_from_now_on_serves_by_its_probes():
     async with machine() as on, fleet(on, *two(on)) as world:
         slot, found = world.slot(), asyncio.Event()
