@@ -13,6 +13,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from gateway.core.aio import apart
+
 FREED_S: Final = 30.0  # most that is waited for the driver to free what ended processes held
 _LOOK_S: Final = 0.25
 
@@ -74,7 +76,7 @@ async def freed(
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(FREED_S):
             while holding:
-                held = await asyncio.to_thread(holders)
+                held = await apart(holders)  # a driver that hangs may never answer
                 holding = ended & (held or frozenset())
                 if holding:
                     await asyncio.sleep(_LOOK_S)

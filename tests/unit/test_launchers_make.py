@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import threading
 
 import pytest
 
@@ -90,3 +91,23 @@ def test_a_driver_that_does_not_answer_is_no_knowledge(nvml, monkeypatch, fails)
 def test_without_the_library_nothing_is_known(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert gpus.holders() is gpus.smallest_bytes(()) is None
+
+
+def test_a_driver_that_hangs_takes_no_thread_that_others_need():
+    async def story():
+        answers = threading.Event()
+
+        def never():
+            answers.wait()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(40):  # more than the loop has threads
+                group.create_task(gpus.freed(frozenset({1}), never))
+            try:
+                await asyncio.sleep(0)
+                async with asyncio.timeout(10):
+                    assert await asyncio.to_thread(lambda: 7) == 7
+            finally:
+                answers.set()
+
+    asyncio.run(story())
