@@ -315,16 +315,16 @@ class Supervised:
         self._to(suspended)
 
     def clear(self) -> None:
-        """An operator says that the cause is gone: it is tried, or started anew."""
+        """An operator says that the cause is gone: it is tried, or started anew, with other settings too."""
         self.suspended = False
         state, now = self.state, self._now()
         if isinstance(state, Suspended):
-            self.decision = None
-            if state.lives:
-                self._to(Starting(now, state.incarnation))
-                self.observed.watch = self._new_watch(now)
-            else:
-                self._to(Failed(now, state.incarnation, sign=state.sign, told=state.told))
+            self.decision, anew = None, self.outdated or not state.lives
+            failed = Failed(now, state.incarnation, sign=state.sign, told=state.told)
+            self._to(
+                replace(failed, lives=state.lives) if anew else Starting(now, state.incarnation)
+            )
+            self.observed.watch = None if anew else self._new_watch(now)
 
     def trust(self) -> None:
         """An operator puts it back into service, whatever speaks against it."""

@@ -686,6 +686,24 @@ async def test_another_command_line_ends_a_suspension():
 
 
 @story
+async def test_another_command_line_replaces_what_hangs_and_is_suspended_at_once():
+    async with machine() as on:
+        slot = on["m/b1"]
+        slot.judge = lambda flags: Script(listens=None if flags else asyncio.Event())
+        few = {"patience": {"config": "400ms"}, "max_restarts": 1}
+        async with fleet(on, launched(slot), wait=False, supervision=few) as world:
+            await world.until(lambda: world.unit().suspended)
+            assert slot.running
+            settings = world.settings["pools"]["m"]
+            settings["backends"][0]["launch"]["args"] = {"max-model-len": 4096}
+            settings["supervision"]["patience"] = {"config": "1h"}
+            await world.reload()
+            await world.serves()
+            assert world.backend().window_tokens == 4096
+            assert len(slot.starts) == 3
+
+
+@story
 async def test_a_launcher_that_fails_is_told_and_asked_again():
     async with machine() as on:
         on["m/b1"].refuses = ["there is no vllm in PATH"]
