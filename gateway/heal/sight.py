@@ -22,6 +22,7 @@ from gateway.heal.states import (
     Replacing,
     Starting,
     State,
+    Suspect,
     Suspended,
 )
 from gateway.launch.launcher import Runs, Seen
@@ -91,7 +92,8 @@ def _ended(state: State, seen: Seen, now: float) -> State:
         case Starting(incarnation=None, before=before) if seen.incarnation in (None, before):
             return state  # what it replaces
     found = isinstance(state, Starting) and not state.owes
-    starting = isinstance(state, Starting | Proving | Failed) and not found
+    unproved = isinstance(state, Suspect) and not state.proved
+    starting = unproved or isinstance(state, Starting | Proving | Failed) and not found
     cause = Cause.START_FAILED if starting else Cause.EXITED
     how = how_it_ended(seen, starting=starting)
     sign = Sign(cause, how)

@@ -83,6 +83,12 @@ def test_one_that_was_found_and_ends_has_exited():
     assert look(FOUND, Runs.ENDED).sign.cause is Cause.EXITED
 
 
+def test_one_that_never_gave_a_token_and_ends_has_not_started():
+    after = look(Suspect(1.0, "one", sign=SIGN, proved=False), Runs.ENDED, exit_code=1)
+    assert after.sign.cause is Cause.START_FAILED
+    assert after.sign.evidence == "its process exited with code 1 while it started"
+
+
 def test_what_ended_before_our_time_is_due_and_not_examined():
     after = look(NEW, Runs.ENDED, exit_code=3)
     assert isinstance(after, Absent)
