@@ -41,6 +41,7 @@ from gateway.heal.states import (
 )
 from gateway.heal.supervised import Supervised
 from gateway.launch.launcher import LaunchError, Obstacle, Seen, Superseded
+from gateway.observe.redact import redact
 from gateway.store.shared import StoreUnavailable
 from gateway.vllmlog.diagnosis import Kind
 from gateway.watch.adapters import held_by
@@ -196,18 +197,18 @@ class Unit(Supervised):
         self._to(Starting(now, made, before=of, ours=True, told=watch.told(now), fresh=True))
 
     async def _not_launched(self, state: Replacing, error: LaunchError) -> None:
-        """Say what the launcher could not do. What lives, or was just started, stays; the order is due."""
+        """Say what the launcher could not do, without secrets. What lives, or was just started, stays; it is due."""
         label = Kind.PORT if error.obstacle is Obstacle.PORT else state.order.cause
-        self._tell(EventKind.LAUNCH_FAILED, label.value, str(error))
+        self._tell(EventKind.LAUNCH_FAILED, label.value, said := redact(str(error)))
         outcome, seen = outcome_of(error), await self._seen()
-        self.observed.trouble = str(error)
+        self.observed.trouble = said
         hopeless = error.obstacle is Obstacle.CANNOT_HELP
         another = state.order.incarnation is not None and isinstance(error, Superseded)
         if another or (lives(state.before) if seen is None else not seen.gone):
             self._give_up(state, outcome, stays_ordered=not (another or hopeless))
             return
         self._shared.came_to(outcome, state.order)
-        why = f"it could not be started: {error}"
+        why = f"it could not be started: {said}"
         ended = state.incarnation if seen is None else seen.incarnation
         if not hopeless:
             self._stays_ordered(state.order.attempt, elsewhere=False)

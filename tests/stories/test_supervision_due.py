@@ -308,3 +308,22 @@ async def test_a_restart_command_that_ends_with_its_gateway_is_run_again_by_the_
             await world.until(begun.exists)
             left = unfinished(world.process.supervisor.units.values())
             assert left == {"m/b1": "ordered by an operator: a leak"}
+
+
+@story
+async def test_what_a_restart_command_says_is_told_without_secrets():
+    async with machine() as on:
+        every = await both(on)
+        says = "echo 'curl: Authorization: Bearer abcdef0123456789'; echo no; exit 3"
+        every[0]["restart"] = {"command": ["sh", "-c", says]}
+        async with fleet(on, *every, make_launcher=launcher_of) as world:
+            assert (await world.order("restart")).json()["changed"]
+            await world.until(lambda: world.told(EventKind.LAUNCH_FAILED))
+            assert "exit code 3" in world.told(EventKind.LAUNCH_FAILED)[0].detail
+            await world.until(lambda: world.unit().observed.trouble)
+            shown = [
+                await world.admin("GET", f"/admin/v1/{each}") for each in ("events", "overview")
+            ]
+            assert not [each for each in shown if "abcdef0123456789" in each.text]
+            kept = (world.path.parent / "state" / "events.jsonl").read_text()
+            assert "abcdef0123456789" not in kept
