@@ -20,6 +20,7 @@ KEPT: Final = 2  # older files, as NAME.1 and NAME.2
 _FRESH_LINES: Final = 2000
 _LINE_BYTES: Final = 8 * 1024  # longer lines are cut
 _READ_BYTES: Final = 1024 * 1024
+_UNREAD_BYTES: Final = _FRESH_LINES * _LINE_BYTES  # no more lines than that are kept
 _BREAK: Final = re.compile(
     rb"[\r\n]+"
 )  # progress bars end their lines with \r: each is a sign of life
@@ -28,8 +29,8 @@ _BREAK: Final = re.compile(
 class LogFile:
     """One server's log: the file, and in memory the lines of it that nobody has taken yet.
 
-    Blocking, by a read of at most 1 MiB at a time, of what `tail` is asked for, or by a copy of
-    `rotate_bytes` when it rotates.
+    Blocking, by a read of at most 16 MiB, of what `tail` is asked for, or by a copy of three times
+    `rotate_bytes` when it rotates. Of what came beyond that at once, the end counts.
     Threads may share it: several may ask for the log at a time, each from a thread of its own.
     """
 
@@ -76,10 +77,13 @@ class LogFile:
     def poll(self, *, rotates: bool = True) -> bool:
         """Read what came; if it `rotates`, rotate a file that has grown too large, and return whether it did."""
         with self._lock:
-            if self.size < self._position:
+            size = self.size
+            if size < self._position:
                 self._position, self._half = 0, b""  # truncated by somebody else
+            if size - self._position > _UNREAD_BYTES:
+                self._position, self._half = size - _UNREAD_BYTES, b""
             with contextlib.suppress(OSError):
-                self._read(self.path)
+                self._read(self.path, size)
             if not rotates or self.size <= self._rotate_at:
                 return False
             try:
@@ -110,10 +114,11 @@ class LogFile:
                 end = _end(self._older(1), 0, max_bytes - len(end)) + end
         return end.decode(errors="replace")
 
-    def _read(self, path: Path) -> None:
+    def _read(self, path: Path, end: int) -> None:
+        """Read up to `end`: a server may write faster than this reads."""
         with path.open("rb") as file:
             file.seek(self._position)
-            while chunk := file.read(_READ_BYTES):
+            while self._position < end and (chunk := file.read(_READ_BYTES)):
                 self._position += len(chunk)
                 *lines, self._half = _BREAK.split(self._half + chunk)
                 for line in lines:
@@ -132,8 +137,9 @@ class LogFile:
     def _rotate(self) -> None:
         older = [self._older(number) for number in range(1, KEPT + 1)]
         fresh = self.path.with_name(self.path.name + ".new")
+        begin = max(0, self.size - 3 * self._rotate_bytes)
         try:
-            self._copy_to(fresh)
+            self._copy_to(fresh, begin)
         except OSError:
             fresh.unlink(missing_ok=True)
             raise
@@ -142,13 +148,15 @@ class LogFile:
                 source.replace(target)
         fresh.replace(older[0])
         os.truncate(self.path, 0)
-        self._read(older[0])  # what came while it was copied
+        self._position = max(0, self._position - begin)
+        self._read(older[0], older[0].stat().st_size)  # what came while it was copied
         self._position = 0
 
-    def _copy_to(self, fresh: Path) -> None:
+    def _copy_to(self, fresh: Path, begin: int) -> None:
         handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         with open(handle, "wb") as copy, self.path.open("rb") as file:
-            while chunk := file.read(_READ_BYTES):
+            file.seek(begin)
+            while copy.tell() < 4 * self._rotate_bytes and (chunk := file.read(_READ_BYTES)):
                 copy.write(chunk)
 
 

@@ -120,6 +120,20 @@ def test_a_rotation_that_fails_loses_no_older_log_and_is_not_tried_at_each_look(
     assert log.path.with_name("log.txt.2").read_text().startswith("first\n")
 
 
+def test_of_a_log_that_grew_while_nobody_looked_the_end_is_read_and_kept(tmp_path):
+    log = LogFile(tmp_path / "log.txt", rotate_bytes=1 << 20)
+    with log.path.open("wb") as file:
+        file.write(b"first\n")
+        file.seek(1 << 30)  # a gigabyte
+        file.write(b"\nlast\n")
+    assert log.poll()
+    assert log.size == 0
+    assert log.take()[-1] == "last"
+    kept = log.path.with_name("log.txt.1")
+    assert kept.stat().st_size <= 4 << 20
+    assert log.tail(5) == "last\n"
+
+
 def test_the_end_of_a_start_goes_back_beyond_a_rotation(log):
     write(log, b"first\n" + b"x" * 1000 + b"\n")
     assert log.poll()
