@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -78,7 +78,9 @@ class Members:
                 raise LaunchError(_stuck(members))
             _kill(members, record)
             await _gone(members, left_s)
-        return frozenset(each.pid for each in ended)
+        pids = frozenset(each.pid for each in ended)
+        await asyncio.to_thread(_bury, pids, record)
+        return pids
 
 
 async def _ask(members: Iterable[Process], patience_s: float) -> None:
@@ -102,6 +104,19 @@ def _kill(members: Iterable[Process], record: Record | None) -> None:
             os.killpg(record.pid, signal.SIGKILL)  # all at once: none can start another
     for each in members:
         proc.tell(each, signal.SIGKILL)
+
+
+def _bury(pids: Collection[int], record: Record | None) -> None:
+    """Wait for those that became our children, as the first process of a container gets all that are left alone.
+
+    Not for the server's first process: how it ended is yet to be asked.
+    """
+    session = _session(record)
+    for each in proc.every(dead=True):
+        its = each.pid in pids or (session is not None and each.session == session[0])
+        if its and each.parent == os.getpid() and (record is None or each.pid != record.pid):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(each.pid, os.WNOHANG)
 
 
 def _session(record: Record | None) -> tuple[int, int] | None:

@@ -88,12 +88,12 @@ def parse_stat(text: str) -> Process:
     )
 
 
-def every() -> Iterator[Process]:
-    """Go through all processes that live."""
+def every(*, dead: bool = False) -> Iterator[Process]:
+    """Go through all processes that live; or (`dead`) that have ended, and that their parent did not wait for."""
     for entry in os.listdir(_PROC):
         if entry.isdecimal():
             found = find(int(entry))
-            if found is not None and not found.dead:
+            if found is not None and found.dead is dead:
                 yield found
 
 

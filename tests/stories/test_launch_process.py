@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import dataclasses
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
+from functools import partial
 
 import pytest
 import uvloop
@@ -857,3 +859,29 @@ def test_host_memory_counts_children_too(bench):
         assert await family.memory_bytes() == 0
 
     uvloop.run(story())
+
+
+def test_what_it_leaves_to_the_first_process_of_a_container_is_waited_for(bench):
+    adopts = partial(ctypes.CDLL(None).prctl, 36)  # PR_SET_CHILD_SUBREAPER: orphans become ours
+
+    def dead_children():
+        every = [proc.find(int(pid)) for pid in os.listdir("/proc") if pid.isdecimal()]
+        return {each.pid for each in every if each and each.dead and each.parent == os.getpid()}
+
+    async def story():
+        before = dead_children()
+        launcher = bench.launcher("--child", "worker", "titled", "away")
+        first = await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        await bench.serving(launcher)
+        os.kill(int(first.partition("-")[0]), signal.SIGKILL)
+        await ended(bench, launcher)
+        os.kill(min(bench.left()), signal.SIGKILL)  # one ends by itself, too
+        second = await launcher.restart(first, grace_s=GRACE_S, changes=PLAIN)
+        await launcher.stop(second, grace_s=GRACE_S)
+        assert dead_children() == before
+
+    adopts(1)
+    try:
+        uvloop.run(story())
+    finally:
+        adopts(0)
