@@ -118,7 +118,8 @@ def cause_of(diagnosis: Diagnosis) -> str:
     """Return the cause and what helps best; empty where the log does not tell."""
     if diagnosis.kind in _SAYS_NOTHING:
         return ""
-    return f"{diagnosis.cause}{_helps(diagnosis)}"
+    helps = _helps(diagnosis)
+    return f"{diagnosis.cause.removesuffix('.')}.{helps}" if helps else diagnosis.cause
 
 
 def _helps(diagnosis: Diagnosis) -> str:
