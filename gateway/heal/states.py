@@ -70,6 +70,7 @@ class Starting(_State):
 class Proving(_State):
     """It answers, and has to compute one token, load its adapters and warm up before it serves."""
 
+    before: Incarnation | None = None  # what ran before its start
     ours: bool = False
     told: str = ""  # what it does now
     ready_at: float | None = None  # when it is expected to serve; None: unknown
@@ -219,6 +220,17 @@ def under_way(state: State | None) -> bool:
     if isinstance(state, Starting):
         return state.owes
     return isinstance(state, Draining | Replacing | Proving)
+
+
+def begins(state: State) -> bool:
+    """Whether nothing of it ran before, as far as is known: it is looked for, or its first start goes on."""
+    match state:
+        case Replacing(order=order):
+            return order.incarnation is None
+        case Starting(before=before) | Proving(before=before):
+            return before is None
+        case _:
+            return isinstance(state, Absent)
 
 
 def in_service(state: State | None) -> bool:

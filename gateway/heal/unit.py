@@ -251,9 +251,9 @@ class Unit(Supervised):
 
     def _answers(self, state: Starting) -> None:
         """One that we started owes a token; one that was found running, and answers, serves."""
-        now, of = self._now(), state.incarnation
+        now, of, ready_at = self._now(), state.incarnation, state.ready_at
         if state.owes:
-            self._to(Proving(now, of, ours=state.ours, ready_at=state.ready_at))
+            self._to(Proving(now, of, before=state.before, ours=state.ours, ready_at=ready_at))
         else:
             self._tell(EventKind.STARTED, "found", "it was found running, and serves")
             self._to(Serving(now, of))

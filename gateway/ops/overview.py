@@ -39,7 +39,7 @@ from gateway.ops.states import (
     backend_state,
     pool_state,
 )
-from gateway.ops.supervision import SupervisionOverview, supervision
+from gateway.ops.supervision import SupervisionOverview, reason_of, supervision
 from gateway.ops.trials import TrialOverview, trial_told
 from gateway.pools.room import LEAST
 from gateway.pools.table import Backend, PoolTable
@@ -298,7 +298,7 @@ def _backend(backend: Backend, facts: Facts, moment: Moment, elsewhere: int) -> 
         name=backend.name,
         state=backend_state(
             backend.phase,
-            backend.reason,
+            reason_of(backend.reason, unit),
             suspended=unit is not None and unit.suspended,
             crash_loops=unit is not None and (unit.observed.crash_loops() or ended >= _LOOP),
             starting=unit is not None and isinstance(unit.state, Starting | Proving),

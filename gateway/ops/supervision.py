@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing_extensions import TypedDict
 
 from gateway.heal.decisions import Wait
-from gateway.heal.states import Draining, Proving, Replacing, Starting
+from gateway.heal.states import Draining, Proving, Replacing, Starting, begins
 from gateway.heal.supervised import Supervised
 from gateway.ops.moment import Moment
 
@@ -42,6 +42,12 @@ class SupervisionOverview(TypedDict):
     trouble: str  # what its launcher last failed at; empty: nothing
     waits: WaitOverview | None
     diagnosis: DiagnosisOverview | None  # null once it is launched anew
+
+
+def reason_of(reason: str, unit: Supervised | None) -> str:
+    """Return the short word of a phase; `new` in place of `restart` where nothing of it ran before."""
+    first = unit is not None and begins(unit.state)
+    return "new" if first and reason == "restart" else reason
 
 
 def supervision(unit: Supervised, moment: Moment) -> SupervisionOverview:
