@@ -43,6 +43,13 @@ WHY_NOT: Final = {
 }
 
 
+# Where it waits for one of these without an end, only an operator has it started.
+_BY_HAND: Final = {
+    "manual": "Run `vllm-gateway restart {id}` to start it.",
+    "on_hold": "`vllm-gateway restart {id}` starts it now; `vllm-gateway hold --lift` ends the hold.",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class _State:
     """How a state is told; `tended` is the remedy where the gateway launched the backend."""
@@ -69,7 +76,7 @@ _STATES: Final[Mapping[BackendState, _State]] = {
     "failed": _State(
         "failed",
         "has failed: its process ended",
-        "Start it where it runs.",
+        "It is started again by itself. If it keeps failing, read its log where it runs.",
         f"It is started again by itself. If it keeps failing, read {_DIAGNOSE}.",
     ),
     "unreachable": _State(
@@ -150,19 +157,27 @@ def state_problem(
     told = _SILENT if backend["reason"] == "silent" else _STATES.get(backend["state"])
     if told is None:
         return None
-    tended = backend["supervision"]
-    remedy = (
-        told.tended if tended is not None and tended["launched"] and told.tended else told.remedy
-    )
     return Problem(
         kind=told.kind,
         severity="degraded",
         subject=f"backend {backend['id']}",
         what=f"Backend {backend['id']} {told.what}{_times(backend)}",
         cause=cause_of(backend, failures),
-        remedy=remedy.format(id=backend["id"]),
+        remedy=_remedy(backend, told).format(id=backend["id"]),
         since=now - backend["phase_age_s"],
     )
+
+
+def _remedy(backend: BackendOverview, told: _State) -> str:
+    tended = backend["supervision"]
+    if tended is None:
+        return told.remedy
+    waits = tended["waits"]
+    endless = waits["why"] if waits is not None and waits["until"] is None else ""
+    if backend["state"] == "failed" and endless in _BY_HAND:
+        return _BY_HAND[endless]
+    ours = tended["launched"] or told.kind == "frozen"
+    return told.tended if ours and told.tended else told.remedy
 
 
 def _times(backend: BackendOverview) -> str:
@@ -187,7 +202,12 @@ def _waits(tended: SupervisionOverview | None, told: str) -> str:
     if tended is None:
         return ""
     if trouble := tended["trouble"]:
-        return "" if trouble in told else sentence(f"it could not be restarted: {trouble}")
+        what = (
+            "its process cannot be inspected"
+            if tended["running"] is None
+            else "it could not be restarted"
+        )
+        return "" if trouble in told else sentence(f"{what}: {trouble}")
     waits = tended["waits"]
     if waits is None:
         return ""

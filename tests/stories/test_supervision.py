@@ -1063,3 +1063,48 @@ async def test_a_log_that_cannot_be_examined_ends_no_supervision():
         await world.until(lambda: "could not be examined" in world.backend().health.detail)
         assert (await world.order("restart")).json()["changed"]
         await world.serves()
+
+
+async def worst(world):
+    """The backend, and its problem, as `status` tells them."""
+    told = (await world.admin("GET", "/admin/v1/overview")).json()
+    (backend,) = told["pools"][0]["backends"]
+    return backend["state"], told["problems"][0]
+
+
+@story
+async def test_status_tells_a_first_start_from_a_restart():
+    async with machine() as on:
+        slot, up = on["m/b1"], asyncio.Event()
+        slot.plan(Script(listens=up), Script(listens=up))
+        async with fleet(on, launched(slot), wait=False) as world:
+            await world.until(lambda: isinstance(world.unit().state, Starting))
+            assert (await worst(world))[0] == "starting"
+            up.set()
+            await world.serves()
+            up.clear()
+            await slot.die(1, "ValueError: boom")
+            await world.until(lambda: isinstance(world.unit().state, Starting))
+            assert (await worst(world))[0] == "restarting"
+            (told,) = world.told(EventKind.EXITED)
+            assert "ValueError: boom. To fix it: " in told.detail
+            up.set()
+            await world.serves()
+
+
+@pytest.mark.parametrize("how", ["on hold", "manual"])
+@story
+async def test_status_does_not_promise_a_start_that_only_an_operator_orders(how):
+    manual = {"supervision": {"automatic": how != "manual"}}
+    async with machine() as on, fleet(on, launched(on["m/b1"]), wait=False, **manual) as world:
+        await world.order("restart")
+        await world.serves()
+        if how == "on hold":
+            await world.admin("POST", "/admin/v1/restarts:hold", {})
+        await world.slot().die(1, "ValueError: boom")
+        await world.until(lambda: world.unit().decision is not None)
+        state, problem = await worst(world)
+        assert state == "failed"
+        assert "It is not restarted" in problem["cause"]
+        assert "`vllm-gateway restart m/b1`" in problem["next"]
+        assert "by itself" not in problem["next"]

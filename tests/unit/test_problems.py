@@ -100,7 +100,7 @@ def test_a_pool_that_is_down_tells_how_many_requests_that_hurt(fleet, count, wor
 
 def test_why_a_server_cannot_be_started_is_told_once():
     why = "m/b1: the program vllm does not exist"
-    tended = {"diagnosis": None, "trouble": why, "waits": None}
+    tended = {"diagnosis": None, "trouble": why, "waits": None, "running": False}
     backend = {
         "state": "failed",
         "detail": f"it could not be started: {why}",
@@ -109,6 +109,9 @@ def test_why_a_server_cannot_be_started_is_told_once():
     assert cause_of(backend, {}) == f"It could not be started: {why}."
     told = cause_of(backend | {"detail": "its process ended"}, {})
     assert told == f"Its process ended. It could not be restarted: {why}."
+    blind = {"state": "starting", "detail": "looking for its process"}
+    told = cause_of(backend | blind | {"supervision": tended | {"running": None}}, {})
+    assert told == f"Looking for its process. Its process cannot be inspected: {why}."
 
 
 def test_the_last_seconds_count_so_an_outage_shows_at_once_and_so_does_its_end(fleet):
