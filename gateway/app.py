@@ -239,7 +239,7 @@ def serve(path: Path, predecessor: Predecessor | None = None, workers: int | Non
         group = None if place is None else Group.join(place)
         process = build(loaded, path, set_up_logging(loaded.config.log), group=group)
         if predecessor is not None or not process.leads:
-            process.supervisor.stand_by()
+            process.supervisor.stand_by(predecessor.expects.unproven if predecessor else None)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             handle_signals(runner.get_loop(), process)
             runner.run(run(process, listeners, predecessor))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from gateway.heal.due import take_over
 from gateway.heal.shared import Shared
 from gateway.heal.states import Absent
 from gateway.heal.unit import Unit
-from gateway.launch.launcher import Launcher
+from gateway.launch.launcher import Incarnation, Launcher
 from gateway.launch.leftbehind import left_behind
 from gateway.launch.make import make
 from gateway.launch.proc import Process
@@ -72,11 +72,11 @@ class Fleet:
             events, clock = self.shared.events, self.shared.clock
             events.note(clock, EventKind.LEFT_BEHIND, left.backend_id, "left_behind", str(left))
 
-    def stand_by(self) -> None:
-        """Let another gateway or worker supervise: until the first look here, probes alone decide."""
+    def stand_by(self, unproven: Mapping[str, Incarnation] | None = None) -> None:
+        """Let another gateway or worker supervise: until the first look here, probes decide of all but these."""
         self.follows = True
         for unit in self.units.values():
-            unit.found_in_service()
+            unit.found((unproven or {}).get(unit.id))
 
     def _new(self, backend: Backend, config: Config, former: Unit | None) -> Unit | None:
         """Make a unit that waits for what is in its way; None for a backend without supervision.

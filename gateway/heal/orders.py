@@ -14,6 +14,7 @@ from gateway.config.units import format_duration
 from gateway.core.aio import Clock
 from gateway.core.events import EventKind
 from gateway.core.types import SERVING
+from gateway.heal import states
 from gateway.heal.decisions import Cause, Sign, Tries
 from gateway.heal.due import due
 from gateway.heal.intent import Mark
@@ -21,6 +22,7 @@ from gateway.heal.overrides import Override
 from gateway.heal.states import Suspect
 from gateway.heal.supervisor import Supervisor
 from gateway.heal.unit import Unit
+from gateway.launch.launcher import Incarnation
 from gateway.pools.health import Order
 from gateway.pools.table import Backend, PoolTable
 
@@ -237,6 +239,12 @@ def begun(supervisor: Supervisor) -> dict[str, Tries]:
         if times:
             found[unit.id] = incarnation, times
     return found
+
+
+def unproven(units: Iterable[Unit]) -> dict[str, Incarnation]:
+    """Return what runs and has to give a token before it serves, by backend."""
+    found = {unit.id: unit.state.incarnation for unit in units if states.unproven(unit.state)}
+    return {backend_id: each for backend_id, each in found.items() if each is not None}
 
 
 def take_up(

@@ -120,8 +120,9 @@ def _at_work(state: Starting, told: str, now: float) -> Starting:
 
 def _running(state: State, seen: Seen, now: float) -> State:
     match state:
-        case Absent(looked=False):
-            return Starting(now, seen.incarnation, owes=False)
+        case Absent(looked=False, unproven=unproven):
+            owes = unproven is not None and unproven == seen.incarnation
+            return Starting(now, seen.incarnation, owes=owes)
         case Starting(incarnation=None, before=before):
             another = seen.incarnation is not None and seen.incarnation != before
             after = replace(state, incarnation=seen.incarnation, fresh=True)

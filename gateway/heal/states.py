@@ -50,6 +50,7 @@ class Absent(_State):
     served: bool = False  # and the gateway before this one hands it over as it is
     due: bool = False
     told: str = ""  # what it waits for before the first look
+    unproven: Incarnation | None = None  # the gateway before this one had no token of it yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +258,8 @@ def tending(state: State, *, launched: bool) -> Tending | None:  # noqa: C901 - 
             return None
         case Absent(looked=looked, told=told):
             told = told or ("waiting to be started" if looked else "looking for its process")
-            return Tending(Phase.STARTING, "restart", told) if launched else None
+            shown = launched or state.unproven is not None
+            return Tending(Phase.STARTING, "restart", told) if shown else None
         case Starting(owes=owes, told=told, pending=pending):
             at, reason = state.ready_at, "pending" if pending else "restart"
             return (
@@ -295,6 +297,21 @@ def lives(state: State) -> bool:
             return lives(before)
         case _:
             return not isinstance(state, Absent)
+
+
+def unproven(state: State) -> bool:
+    """Whether what runs has to give a token before it serves: its start has not come to its good end."""
+    match state:
+        case Starting(owes=owes):
+            return owes
+        case Suspect(proved=proved):
+            return not proved
+        case Failed(lives=lived) | Suspended(lives=lived):
+            return lived
+        case Replacing(before=before):
+            return unproven(before)
+        case _:
+            return isinstance(state, Proving)
 
 
 def restarting(order: Restart) -> str:

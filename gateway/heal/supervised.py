@@ -138,9 +138,10 @@ class Supervised:
             if isinstance(self.state, Serving):
                 self._watch_processes(self.state.incarnation)
 
-    def found_in_service(self) -> None:
-        """Let its probes decide until the first look: another gateway hands it over as it is."""
-        self._to(Absent(self._now(), None, looked=False, served=True))
+    def found(self, unproven: Incarnation | None) -> None:
+        """Take it from another gateway as it is: until the first look its probes decide, if it is proven."""
+        served = unproven is None
+        self._to(Absent(self._now(), None, looked=False, served=served, unproven=unproven))
 
     def rest(self) -> None:
         """Do nothing more: the group it lived in has ended. `live` goes on from the state as it is."""

@@ -36,6 +36,7 @@ from gateway.heal.shared import Shared
 from gateway.heal.states import Suspended
 from gateway.heal.unit import Unit
 from gateway.heal.usual import UsualTimes
+from gateway.launch.launcher import Incarnation
 from gateway.launch.proc import Process
 from gateway.pools.health import Order
 from gateway.pools.table import Backend, PoolTable
@@ -144,10 +145,10 @@ class Supervisor:
             if unit is not None and record.outcome in _COUNTED and not known:
                 unit.observed.ended(record, failed=record.outcome in _FAILED)
 
-    def stand_by(self) -> None:
+    def stand_by(self, unproven: Mapping[str, Incarnation] | None = None) -> None:
         """Let another gateway supervise as yet, which hands its backends over as they are. Then `run`."""
         self.in_charge = False
-        self.fleet.stand_by()
+        self.fleet.stand_by(unproven)
 
     # --- the turn -----------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 
 from gateway.heal.decisions import Tries
+from gateway.launch.launcher import Incarnation
 
 MOST_BYTES: Final = 1024 * 1024  # `Go` names each backend, twice as a rule
 VARIABLE: Final = "GATEWAY_TAKES_OVER"  # in the environment of the new process: `Inherits`, as JSON
@@ -46,6 +47,7 @@ class Go(msgspec.Struct, frozen=True, tag=True):
 
     `restarts` are ordered by operators and not carried out, with why. `tried`: how often restarts of what
     runs were begun, whoever ordered them.
+    `unproven` runs, and has to give a token before it serves: its start goes on, by backend.
     `finishing` are the processes before the old one that still finish requests: pid, and when it started.
     """
 
@@ -53,6 +55,7 @@ class Go(msgspec.Struct, frozen=True, tag=True):
     measured: list[str]
     restarts: dict[str, str] = {}
     tried: dict[str, Tries] = {}
+    unproven: dict[str, Incarnation] = {}
     finishing: list[tuple[int, int]] = []
 
 

@@ -18,7 +18,7 @@ from gateway.core.aio import periodic
 from gateway.core.channel import Unanswered
 from gateway.core.events import EventKind
 from gateway.core.types import SERVING
-from gateway.heal.orders import begun, unfinished
+from gateway.heal.orders import begun, unfinished, unproven
 from gateway.ingress.listener import Listeners, Server
 from gateway.launch import proc
 from gateway.ops.upgrading import UpgradeFailed, UpgradeRefused
@@ -113,9 +113,10 @@ class Replacement:
             serving = [each for each in self._process.table if each.phase in SERVING]
             measured = [each.id for each in serving if each.sample is not None]
             supervisor = self._process.supervisor
-            restarts, tried = unfinished(supervisor.units.values()), begun(supervisor)
+            units, tried = supervisor.units.values(), begun(supervisor)
             finishing = [each for each in self._process.finishing if proc.runs(*each)]
-            successor.go(Go([each.id for each in serving], measured, restarts, tried, finishing))
+            more = unfinished(units), tried, unproven(units), finishing
+            successor.go(Go([each.id for each in serving], measured, *more))
             missing = await successor.ready(_READY_S)
         except BaseException:
             self._healing.begin()

@@ -480,3 +480,30 @@ async def are_told(world, label, count):
             if len(found) >= count:
                 return found
             await asyncio.sleep(0.05)
+
+
+@story
+async def test_a_server_that_was_not_proven_yet_is_proven_by_the_new_process():
+    def launch(name, *words):
+        port = str(free_port())
+        command = [str(PROGRAM), "sim", "--model", "m", "--port", port, *words]
+        return {"name": name, "launch": {"command": command, "port": int(port)}}
+
+    backends = [launch("b1"), launch("frozen", "--fault", "frozen")]
+    pools = "pools: " + json.dumps({"m": {"backends": backends}})
+
+    async def seen(world):
+        (pool,) = (await admin(world, "/admin/v1/overview"))["pools"]
+        (told,) = (each for each in pool["backends"] if each["name"] == "frozen")
+        return told["supervision"]["state"], told["phase"]
+
+    async with served(pools=pools) as world:
+        async with asyncio.timeout(30):
+            while await seen(world) != ("proving", "starting"):  # it answers, and gives no token
+                await asyncio.sleep(0.05)
+            assert (await world.upgrade()).returncode == 0
+            while (await seen(world))[0] != "proving":
+                assert (await seen(world))[1] == "starting"
+                await asyncio.sleep(0.05)
+        events = (await admin(world, "/admin/v1/events"))["data"]
+        assert "m/frozen" not in [each["backend"] for each in events if each["label"] == "found"]
