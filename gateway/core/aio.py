@@ -26,6 +26,11 @@ Result = TypeVar("Result")
 _EAGER: Final = sys.version_info >= (3, 12)
 
 
+_AFTER_BUG_S: Final = (
+    1.0  # what fails at once fails again: neither a core nor the log is to fill with it
+)
+
+
 class Clock(Protocol):
     """Where time comes from, so that tests can hold it."""
 
@@ -81,16 +86,18 @@ async def periodic(
     """Run `turn` for ever, `every_s` (+- jitter) after the end of the one before, or once `woken` is set.
 
     `every_s` may be a function, asked after each turn, where the pace follows what was found.
-    An exception in one turn is logged and the loop goes on. Run it in a TaskGroup.
+    An exception in one turn is logged, and the loop goes on, a second later at the earliest. Run it in a TaskGroup.
     Cancel: stops at once, inside the turn too.
     """
     spread = rng or random.Random()
     while True:
+        least_s = 0.0
         try:
             await turn()
         except Exception:
             log.exception("periodic task failed", extra={"event": "bug", "task": name})
-        pause_s = every_s() if callable(every_s) else every_s
+            least_s = _AFTER_BUG_S
+        pause_s = max(least_s, every_s() if callable(every_s) else every_s)
         pause_s *= 1 + spread.uniform(-jitter_ratio, jitter_ratio)
         if woken is None:
             await asyncio.sleep(pause_s)
