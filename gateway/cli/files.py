@@ -20,6 +20,7 @@ from gateway.config.process import KeysConfig
 from gateway.config.supervision import LaunchConfig
 from gateway.core.errors import ConfigError
 from gateway.launch.disk import why_unwritable
+from gateway.launch.spawn import run_together
 
 _ENDED: Final = frozenset({"revoked", "expired"})
 
@@ -150,12 +151,16 @@ def _launched(where: KeyPath, backend_id: str, launch: LaunchConfig) -> Iterator
     """Say which program or model folder is missing here. Files may be checked on another machine."""
     program, path = launch.command[0], launch.env.get("PATH", os.environ.get("PATH", os.defpath))
     if shutil.which(program, path=path) is None:
-        hint = "write its absolute path, such as /opt/vllm/bin/vllm"
+        shown, hint = program, "write its absolute path, such as /opt/vllm/bin/vllm"
+        if first := run_together(program):
+            shown, hint = f"{first} ...", f"write each word apart: [{first}, ...]"
+        elif program.startswith("/"):
+            hint = "see that it is there and may be run"
         yield Remark(
             (*where, "command"),
             "program-missing",
-            f"{backend_id} cannot start on this machine: there is no program `{program}`",
-            "see that it is there and may be run" if program.startswith("/") else hint,
+            f"{backend_id} cannot start on this machine: there is no program `{shown}`",
+            hint,
             Severity.WARNING,
         )
     model = model_of(launch)

@@ -199,8 +199,22 @@ def _is_inherited(number: int) -> bool:
         return False
 
 
+def run_together(program: str) -> str:
+    """Return the first of several words that stand in the place of a program's name; empty if it is one name.
+
+    The others are not to be shown: they may hold a key.
+    """
+    first, *more = program.split() or [""]
+    return first if more and ("/" not in first or Path(first).is_file()) else ""
+
+
 def _no_program(name: str) -> str:
     path = Path(name)
+    if first := run_together(name):
+        return (
+            f"the first word of `launch.command` is a whole command line, `{first} ...`; write each of its"
+            f" words apart: [{first}, ...]"
+        )
     if path.exists():
         why = "is a folder" if path.is_dir() else "is not executable by this user"
         return f"the program {name} {why}"

@@ -445,6 +445,7 @@ def test_what_no_program_can_be_given_is_told_and_what_runs_stays(bench, more):
         ("/no/such/program", "the program /no/such/program does not exist"),
         ("{folder}/text", "is not executable"),
         ("{folder}", "is a folder"),
+        ("vllm serve m --api-key k", r"a whole command line, `vllm \.\.\.`; write each"),
         ("{folder}/garbage", "Exec format error"),
     ],
 )

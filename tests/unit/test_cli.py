@@ -1285,6 +1285,18 @@ def test_a_launched_server_whose_program_or_model_folder_is_missing_is_a_warning
     assert f"there is no folder {tmp_path}/model" in out
 
 
+def test_a_command_line_in_one_word_is_a_warning_that_shows_none_of_its_arguments(run, tmp_path):
+    file = tmp_path / "gw.yaml"
+    command = '["vllm serve m --api-key ours"]'
+    launch = f"{{command: {command}, port: 8001}}"
+    file.write_text(f"keys: none\npools: {{m: {{backends: [{{name: b1, launch: {launch}}}]}}}}\n")
+    code, out, _ = run("check", file)
+    assert code == 0
+    assert "there is no program `vllm ...`" in out
+    assert "write each word apart: [vllm, ...]" in out
+    assert "ours" not in out
+
+
 @pytest.mark.parametrize(
     ("env", "args", "code", "said"),
     [
