@@ -7,6 +7,7 @@ group, and for the whole machine. A count that rose shortly before a server ende
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import Final
 
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _VMSTAT: Final = Path("/proc/vmstat")
+_AT_ONCE_S: Final = 5.0  # for the end of what was killed itself to be seen
 _BEFORE_S: Final = 60.0  # an API server may take long to notice that its engine was killed
 
 
@@ -58,8 +60,12 @@ def counter_of(pid: int) -> Counter | None:
 class OomKills:
     """Watches the counter of one server. Two small files are read for each call."""
 
-    def __init__(self, counter_of: Callable[[int], Counter | None] = counter_of) -> None:
-        self._counter_of = counter_of
+    def __init__(
+        self,
+        counter_of: Callable[[int], Counter | None] = counter_of,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._counter_of, self._now = counter_of, now
         self._pid = 0
         self._counter: Counter | None = None
         self._count: int | None = None
@@ -74,19 +80,23 @@ class OomKills:
             return
         count = self._counter.read()
         if self._count is not None and count is not None and count > self._count:
-            self._rose_at = time.monotonic()
+            self._rose_at = self._now()
         self._count = count
 
     def killed(self, pid: int, exit_code: int | None) -> bool | None:
         """Return whether it was killed so, just after its end; None where that cannot be known.
 
-        The machine's count is a proof only for a process that was itself ended by SIGKILL.
+        The machine's count is a proof only for a process that was itself ended by SIGKILL. All servers that a
+        gateway launched may be in one group, so an earlier kill there may have been another one's.
         """
         if pid != self._pid or self._count is None or self._counter is None:
             return None
         self.watch(pid)
-        if self._rose_at is None or time.monotonic() - self._rose_at > _BEFORE_S:
+        ago_s = math.inf if self._rose_at is None else self._now() - self._rose_at
+        if ago_s > _BEFORE_S:
             return False
+        if exit_code == -signal.SIGKILL and ago_s > _AT_ONCE_S:
+            return None
         if self._counter.of_machine and exit_code != -signal.SIGKILL:
             return None
         return True

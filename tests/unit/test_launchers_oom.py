@@ -34,6 +34,19 @@ def test_an_old_count_proves_nothing(counts):
     assert kills.killed(7, -signal.SIGKILL) is False
 
 
+def test_a_kill_in_the_group_proves_nothing_of_a_process_that_is_killed_well_after_it(counts):
+    write(counts, 4)
+    now = [0.0]
+    kills = OomKills(lambda pid: Counter(counts), lambda: now[0])
+    kills.watch(7)
+    write(counts, 5)  # of another server that the gateway launched
+    kills.watch(7)
+    now[0] = 20.0
+    kills.watch(7)
+    assert kills.killed(7, -signal.SIGKILL) is None
+    assert kills.killed(7, 0) is True  # its engine may have been: it takes a while to notice
+
+
 def test_the_machines_count_is_a_proof_for_a_killed_process_only(counts):
     write(counts, 0)
     kills = OomKills(lambda pid: Counter(counts, of_machine=True))
