@@ -70,7 +70,8 @@ def error_headers(error: GatewayError, *, retried: bool = False) -> list[tuple[b
     if error.retry_after_s is not None:
         headers += _retry_after(error.retry_after_s)
     if isinstance(error, AccessError):
-        headers.append((b"www-authenticate", b"Bearer"))
+        # Claude Code tries a refused key for three minutes, unless it is told not to.
+        headers += [(b"www-authenticate", b"Bearer"), (b"x-should-retry", b"false")]
     elif isinstance(error, MethodNotAllowed):
         headers.append((b"allow", b"POST"))
     elif isinstance(error, Rejected):
