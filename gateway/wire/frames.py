@@ -217,7 +217,9 @@ def _believed(prompt: int, made: int, cached: int | None) -> Usage | None:
 def error_frame(fault: Fault, dialect: Dialect, request_id: str, sequence: int = 0) -> bytes:
     """Write an error inside a stream, where no header carries the request's id.
 
-    `sequence` is the number of a Responses event.
+    `sequence` is the number of a Responses event. Its fields are those of OpenAI's reference, and once more in
+    `error`, as OpenAI's servers send them: without that OpenAI's SDKs raise nothing, so loops over the text of
+    a stream, LangChain.js's too, take half an answer for all of it.
     """
     message = f"{fault.message} (request id: {request_id})"
     if dialect in OPENAI:
@@ -230,11 +232,7 @@ def error_frame(fault: Fault, dialect: Dialect, request_id: str, sequence: int =
             "error": {"type": anthropic_type(fault), "message": message},
         }
     else:
-        error = {
-            "type": "error",
-            "code": fault.code,
-            "message": message,
-            "param": fault.param,
-            "sequence_number": sequence,
-        }
+        told_twice = {"code": fault.code, "message": message, "param": fault.param}
+        error = {"type": "error", **told_twice, "sequence_number": sequence}
+        error["error"] = {"type": fault.type, **told_twice}
     return b"event: error\ndata: " + msgspec.json.encode(error) + b"\n\n"

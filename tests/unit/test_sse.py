@@ -514,12 +514,13 @@ def test_a_broken_response_ends_with_an_error_event_that_counts_on(split):
         w.feed(DELTA)
     out = w.broken(gone("gone"))
     assert out.startswith(b"event: error\ndata: ")
+    told = {"code": "backend_error", "message": "gone (request id: req-1)", "param": None}
     assert payload(out) == {
         "type": "error",
-        "code": "backend_error",
-        "message": "gone (request id: req-1)",
-        "param": None,
+        **told,
         "sequence_number": 5,
+        # OpenAI's SDKs raise what has it, and pass on what has not.
+        "error": {"type": "server_error", **told},
     }
 
 
