@@ -296,12 +296,10 @@ def _wording(call: Call, demand: Demand, output: int | None, window: int) -> str
             f"({most}{prompt} in the {field}, {output} in the completion)"
         )
     advice = f"Please reduce the length of the {field}{' or completion' if output else ''}."
-    if call.endpoint is Endpoint.RESPONSES:
-        return (
-            "Your input exceeds the context window of this model: it comes to "
-            f"{numbers}, the maximum context length is {window} tokens. {advice}"
-        )
-    return (
+    as_chats_have_it = (
         f"This model's maximum context length is {window} tokens. However, your {field} resulted "
         f"in {numbers}. {advice}"
     )
+    if call.endpoint is Endpoint.RESPONSES:
+        return f"Your input exceeds the context window of this model. {as_chats_have_it}"
+    return as_chats_have_it
