@@ -285,8 +285,9 @@ def _wording(call: Call, demand: Demand, output: int | None, window: int) -> str
     if call.endpoint is Endpoint.MESSAGES:
         if output is None:
             return f"prompt is too long: {most}{prompt} tokens > {window} maximum"
+        # Claude Code reads the numbers, and asks for less: in just this form.
         return (
-            f"input length and `max_tokens` exceed context limit: {most}{prompt} + {output} > "
+            f"input length and `max_tokens` exceed context limit: {prompt} + {output} > "
             f"{window}, decrease input length or `max_tokens` and try again."
         )
     numbers = f"{most}{prompt} tokens"

@@ -3,6 +3,8 @@
 import json
 from functools import partial
 
+import re
+
 import pytest
 from msgspec import structs
 
@@ -237,6 +239,17 @@ def test_an_uncounted_prompt_reads_so_in_anthropics_words_too():
     asked = call(Endpoint.MESSAGES, 1000, max_new_tokens=1)
     with pytest.raises(ContextLengthExceeded, match="prompt is too long: up to 1000 tokens > 1000"):
         unsettled(asked, route=CAPPED, caller=CALLER, policy=REJECT)
+
+
+def test_of_an_uncounted_prompt_claude_code_reads_how_much_output_fits():
+    """It asks for less where the message has the three numbers in just this form."""
+    numbers = r"input length and `max_tokens` exceed context limit: (\d+) \+ (\d+) > (\d+)"
+    asked = call(Endpoint.MESSAGES, 900, max_new_tokens=200)
+    with pytest.raises(ContextLengthExceeded, match="could not be counted") as refused:
+        unsettled(asked, route=CAPPED, caller=CALLER, policy=REJECT)
+    found = re.search(numbers, refused.value.message)
+    assert found is not None
+    assert found.groups() == ("900", "200", "1000")
 
 
 def test_an_unstated_output_under_a_cap_is_what_the_cap_leaves():
