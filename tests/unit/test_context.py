@@ -1,9 +1,8 @@
 """The context check: what surely fits, what needs a count, what is refused in which words."""
 
 import json
-from functools import partial
-
 import re
+from functools import partial
 
 import pytest
 from msgspec import structs
