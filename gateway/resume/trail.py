@@ -62,8 +62,8 @@ class Trail(Sight):
     """The trail of one stream. Its owner hands it every read: by sight, else frame by frame."""
 
     __slots__ = (
-        "_barred", "_given", "_holds_back", "_ids", "_prompt", "_seam", "_shape", "_shows_whole", "_unread",
-        "kind", "parsed", "reasoned", "shows", "strayed",
+        "_barred", "_follows", "_given", "_holds_back", "_ids", "_last_seam", "_prompt", "_shape", "_shows_whole",
+        "_unread", "kind", "parsed", "reasoned", "shows", "strayed",
     )  # fmt: skip
 
     def __init__(
@@ -87,7 +87,8 @@ class Trail(Sight):
         self._ids = bytearray()  # of the reply, as they were written, with a comma after each
         self._holds_back = held_back_chars > 0
         self._shows_whole = not (self._holds_back or parsed)  # all text of a token, with the token
-        self._seam = Seam(held_back_chars)
+        self._last_seam = Seam(held_back_chars)
+        self._follows = False  # the seam is behind all ids, and behind those that `tell` adds
         # Frames that were not looked at; the ids until their end, and whether they have one only.
         self._unread: list[tuple[bytes, int, bool]] = []
 
@@ -104,14 +105,29 @@ class Trail(Sight):
         same_bytes = len(beginning) + self._around_bytes
         if same_bytes + len(text) + len(told) != size or not (line and text and told.isdigit()):
             return None
-        if (self._unread and not self._read()) or not self._shows_whole:
+        if not (self._follows or self._may_follow()):
             return None
         ids = self._ids
         ids += told
         ids += b","
-        self._seam.ids_bytes = len(ids)
         line = LINES[self._shown_bytes + len(text)]
         return b"".join((line, self._shown, text, self._after))
+
+    def _may_follow(self) -> bool:
+        """Whether the text of a token that shows some now is all of its text; asked before `tell` adds its id."""
+        self._follows = (not self._unread or self._read()) and self._shows_whole
+        return self._follows
+
+    @property
+    def _seam(self) -> Seam:
+        """Where another backend can go on."""
+        self._settle()
+        return self._last_seam
+
+    def _settle(self) -> None:
+        """Put the seam where it is, before anything but `tell` comes: that does not move it with each token."""
+        if self._follows:
+            self._follows, self._last_seam.ids_bytes = False, len(self._ids)
 
     def tell_several(self, data: bytes) -> list[bytes]:
         """Return chunks of the learnt shape without their ids, which are kept; nothing: `data` must be parsed.
@@ -130,6 +146,7 @@ class Trail(Sight):
 
     def _keep(self, text: bytes, ids: bytes) -> None:
         """Keep ids, and behind which of them another backend can go on."""
+        self._settle()
         self._ids += ids + b","
         if self._shows_whole and text and _COMMA not in ids:
             self._seam.ids_bytes = len(self._ids)
@@ -159,10 +176,12 @@ class Trail(Sight):
         if not mark:
             shows = frame.find(CHOICES) >= 0 and frame.find(_NOTHING) < 0
             if shows and self._prompt is not None:
+                self._settle()
                 self._unread.append((frame, len(self._ids), False))  # its text is said again
             return frame
         if (told := self._tell_frame(frame)) is not None:
             return told
+        self._settle()
         ids, _, after = rest.partition(b"]")
         if ids:
             self._ids += ids + b","
