@@ -226,12 +226,15 @@ class Backend(Server):
         With twice the share of another a backend counts as no busier than it with twice the work.
         """
         (prompts, outputs), foreign, others = self.room.left(), self.foreign, self.elsewhere
-        known = self.in_flight + others.requests  # each takes a step at least
-        outputs += others.output_tokens + foreign * (USUAL_TOKENS + 1) + known
-        prompts += others.unread_tokens
+        known, cost = self.in_flight, self.token_cost
+        if others is not NOTHING:
+            known += others.requests
+            outputs += others.output_tokens
+            prompts += others.unread_tokens
+        outputs += foreign * (USUAL_TOKENS + 1) + known  # each takes a step at least
         each_s = self.slowness / self.share
-        writing_s = each_s * outputs * self.token_cost.output_s
-        ahead_s = each_s * prompts * self.token_cost.prompt_s + writing_s + self.away_s
+        writing_s = each_s * outputs * cost.output_s
+        ahead_s = each_s * prompts * cost.prompt_s + writing_s + self.away_s
         waits_s = ahead_s - BESIDE * writing_s
         self.work = work = Work(ahead_s, waits_s, self.own_ratio, 1.0 + known + foreign)
         return work

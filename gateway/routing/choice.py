@@ -18,6 +18,7 @@ import random
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from math import floor
 from typing import Final
 
 from gateway.core.endpoints import NO_ENGINE
@@ -122,10 +123,12 @@ class Chooser:
         if len(backends) == 1:
             only = backends[0] if obstacle(backends[0], ask, now, barred) is None else None
             return only, None
-        held_tokens = held_of(backends, ask.prefix)
+        held_tokens = None if ask.prefix is None else held_of(backends, ask.prefix)
         costs = ask.costs_s = costs_of(backends, ask, held_tokens, before)
-        several = ask.top_priority is not None
-        ranks, spared = by_class(costs, backends, ask, now) if several else (costs, None)
+        ranks: Sequence[float] = costs
+        spared = None
+        if ask.top_priority is not None:
+            ranks, spared = by_class(costs, backends, ask, now)
         if backends:  # the common case in one look
             if backends[0].weighted:
                 ranks = self._shared_out(ranks, backends, ask)
@@ -170,9 +173,9 @@ class Chooser:
 
         They meet only until they are cached: then their places differ by their work.
         """
-        least, prefix = min(costs), ask.prefix
+        least = min(costs)
         place = costs.index(least)
-        if prefix is not None and held_tokens is not None and not held_tokens[place]:
+        if held_tokens is not None and not held_tokens[place] and ask.prefix is not None:
             best, tokens = backends[place], ask.need.prompt_tokens
             streams = (best.work or best.weighed()).streams
             equal = _ABOUT_EQUAL if best.gateways == 1 else _MEETS
@@ -180,14 +183,15 @@ class Chooser:
             near = [place for place, cost in enumerate(costs) if cost <= most]
             if len(near) == 1:
                 return near[0]
-            home = prefix.home
+            home = ask.prefix.home
             # Each draws a lot for prompts of one beginning, the same in every process.
             lots = [((backends[place].number ^ home) * _MIXES & _BITS, place) for place in near]
             return max(lots)[1]
-        if costs.count(least) == 1:
-            return place
-        places = [place for place, cost in enumerate(costs) if cost == least]
-        return places[int(self._rng.random() * len(places))]
+        equals = costs.count(least)
+        if equals > 1:
+            for _ in range(floor(self._rng.random() * equals)):
+                place = costs.index(least, place + 1)
+        return place
 
     def _in_order(
         self,

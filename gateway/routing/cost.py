@@ -38,27 +38,40 @@ def costs_of(
     if not backends:
         return []
     cost, need = backends[0].token_cost, ask.need
-    works = [each.work or each.weighed() for each in backends]
     if held_tokens is None:
         own_s = cost.of(need.prompt_tokens, need.output_tokens)
-        costs = [work.ahead_s + own_s * work.own_ratio for work in works]
-    else:
-        tokens, prompt_s = need.prompt_tokens, cost.prompt_s
-        written_s, all_s = cost.of(0, need.output_tokens), tokens * prompt_s
-        usual = sorted([work.streams for work in works])[(len(works) - 1) // 2]
-        known: Sequence[float] = held_tokens
-        most = max(held_tokens)
-        if ask.prefix is not None and most >= _WORTH_TOKENS + min(held_tokens):
-            known = _shared(backends, ask.prefix, held_tokens, most)
-        # Most hold nothing of it; and an integer times a float is slow in CPython.
         costs = [
-            work.waits_s
-            + work.own_ratio
-            * (written_s + ((tokens - held) * prompt_s if held else all_s) * (work.streams + usual))
-            for work, held in zip(works, known, strict=True)
+            (work := each.work or each.weighed()).ahead_s + own_s * work.own_ratio
+            for each in backends
         ]
+    else:
+        costs = _costs_for_all(backends, ask, held_tokens)
     if before:
         return [cost + before.get(each.id, 0.0) for cost, each in zip(costs, backends, strict=True)]
+    return costs
+
+
+def _costs_for_all(
+    backends: Sequence[Backend], ask: Ask, held_tokens: Sequence[int]
+) -> list[float]:
+    """Return the seconds that a request takes of all who are there, at each; see `costs_of`."""
+    cost, need, most = backends[0].token_cost, ask.need, max(held_tokens)
+    works = [each.work or each.weighed() for each in backends]
+    streams = [work.streams for work in works]
+    streams.sort()
+    usual = streams[(len(streams) - 1) // 2]
+    tokens, prompt_s = need.prompt_tokens, cost.prompt_s
+    written_s, all_s = cost.of(0, need.output_tokens), tokens * prompt_s
+    known: Sequence[float] = held_tokens
+    prefix = ask.prefix
+    if most >= _WORTH_TOKENS and prefix is not None and most >= _WORTH_TOKENS + min(held_tokens):
+        known = _shared(backends, prefix, held_tokens, most)
+    costs = []
+    for place, work in enumerate(works):
+        held = known[place]
+        # Most hold nothing of it; and an integer times a float is slow in CPython.
+        read_s = (tokens - held) * prompt_s if held else all_s
+        costs.append(work.waits_s + work.own_ratio * (written_s + read_s * (work.streams + usual)))
     return costs
 
 
