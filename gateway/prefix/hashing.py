@@ -58,7 +58,8 @@ _OF_MESSAGES: Final = READ - {Endpoint.COMPLETIONS}
 _SYSTEM: Final = frozenset(("system", "instructions", "messages", "input"))
 # Fields of a body in which clients name a session, the most specific first.
 _SESSION_FIELDS: Final = ("prompt_cache_key", "metadata", "user")
-_MESSAGES: Final = b'"messages"'
+# As compact bodies and those of Python's json are written; up to the last message of a body that has no other list.
+_MESSAGES: Final = re.compile(rb'"messages": ?(\[.*\}\])', re.DOTALL)
 _SAYS_NOTHING: Final = frozenset((b"", b"null", b'""', b"{}"))
 # With these an engine reads a cached prompt again, or reads another one than the body shows.
 _ANEW: Final = ("prompt_logprobs", "truncate_prompt_tokens", "prompt_embeds")
@@ -157,8 +158,8 @@ def _message_ends(text: bytes) -> list[int]:
 
 def _messages(body: bytes) -> bytes:
     """Return the messages of a short chat."""
-    text = body[body.find(b"[", body.find(_MESSAGES)) : body.rfind(b"}]") + len(b"}]")]
-    return without_billing(text)
+    found = _MESSAGES.search(body)
+    return b"" if found is None else without_billing(found[1])
 
 
 def _read(call: Call) -> tuple[bytes | None, bytes]:
@@ -206,6 +207,9 @@ def written_salt(call: Call) -> bytes:
 
 def _said(call: Call) -> bytes:
     """Return the session that a body names, as JSON; nothing if it names none."""
+    given = call.fields if call.places is None else call.places
+    if not given or given.keys().isdisjoint(_SESSION_FIELDS):
+        return b""
     for name in _SESSION_FIELDS:
         written = _written(call, name)
         if written not in _SAYS_NOTHING:
@@ -216,7 +220,8 @@ def _said(call: Call) -> bytes:
 def _written(call: Call, name: str) -> bytes:
     """Return a field of a body that was split into its fields, as JSON."""
     if call.places is None:
-        return bytes(call.fields.get(name, b"")) if call.fields is not None else b""
+        written = None if call.fields is None else call.fields.get(name)
+        return b"" if written is None else bytes(written)
     start, end = call.places.get(name, (0, 0))
     return bytes(call.body[start:end])
 

@@ -49,6 +49,5 @@ class Uses:
         if count < 2:
             return 0.0
         added_tokens = self._added_tokens + self._old_tokens
-        return (
-            (count - 1) * self.cache_tokens / max(1, added_tokens)
-        )  # 0: others had sent them all before
+        # 0: others had sent them all before.
+        return (count - 1) * self.cache_tokens / (added_tokens or 1)
