@@ -24,11 +24,8 @@ Result = TypeVar("Result")
 
 # Task(eager_start=True) runs the coroutine at once up to its first suspension (Python 3.12).
 _EAGER: Final = sys.version_info >= (3, 12)
-
-
-_AFTER_BUG_S: Final = (
-    1.0  # what fails at once fails again: neither a core nor the log is to fill with it
-)
+# What fails at once fails again: it is to fill neither a core nor the log.
+_AFTER_BUG_S: Final = 1.0
 
 
 class Clock(Protocol):
