@@ -18,8 +18,7 @@ CHOICES: Final = b',"choices":['
 _IDS: Final = b'"token_ids":['
 _WRITES_IDS: Final = b"0123456789,"
 _USAGE: Final = b'"usage":{'
-_FINISHES: Final = b'"finish_reason":"'
-_TEXT: Final = (b'"content":"', b'"text":"', b'"reasoning":"', b'"reasoning_content":"')
+_NAMES: Final = (b'"content', b'"text', b'"reasoning', b'"reasoning_content')  # of text
 
 
 class Sight:
@@ -50,25 +49,26 @@ class Sight:
         reasoning or the answer.
         """
         head, quote, rest = frame.rpartition(b'":"')
+        if not head.endswith(_NAMES):  # a finish reason, or nothing that is text
+            self.forget(self._first)
+            return
         text, closes, tail = rest.partition(b'"')
         middle, ids, end = tail.partition(_IDS)
         _, bracket, end = end.partition(b"]")
         head += quote
         shown = self._first + head[head.find(CHOICES) :] if self._first else head
         if (
-            not (closes and ids and bracket and head.endswith(_TEXT))
+            not (closes and ids and bracket)
             or text.endswith(b"\\")  # that quote may be a part of the text
             or not (text or head == self._head)
-            or middle.find(_FINISHES) >= 0  # none like it follows
             or frame.find(_USAGE) >= 0  # each of these must be parsed
             or len(frame) >= MAX_CHUNK
             or len(shown) - len(head) > LONGER_BYTES
         ):
             self.forget(self._first)
             return
-        self._middle, self._end = _shared(middle + ids), _shared(b"]%b\r\n" % end)
+        self._middle, self._end, self._after = _around(middle, end)
         self._around_bytes = len(b'"') + len(self._middle) + len(self._end)
-        self._after = _shared(b'"%b%bnull%b\r\n' % (middle, ids[:-1], end))
         if head != self._head:
             self._head, self._shown = head, shown
         self._shown_bytes = len(self._shown) + len(self._after) - len(b"\r\n")
@@ -97,6 +97,6 @@ class Sight:
 
 
 @lru_cache(256)
-def _shared(part: bytes) -> bytes:
-    """Return one object for all parts that are equal, so that streams share it."""
-    return part
+def _around(middle: bytes, end: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return what is before and behind the ids, and what the client gets behind the text: streams share these."""
+    return middle + _IDS, b"]%b\r\n" % end, b'"%b%bnull%b\r\n' % (middle, _IDS[:-1], end)

@@ -25,7 +25,7 @@ from gateway.resume.rest import as_completion, has_messages, kept, limit_of, res
 from gateway.resume.rules import held_back_chars, is_parsed, joins, may_go_on, offers_tools
 from gateway.resume.shown import without
 from gateway.resume.sight import CHOICES
-from gateway.resume.trail import ONLY_IDS, Reached, Trail
+from gateway.resume.trail import Reached, Trail
 from gateway.resume.transcript import Transcript
 from gateway.resume.usage import add_up, added_up, counted
 from gateway.wire.chunks import Shape
@@ -108,7 +108,7 @@ class TrailedStream(StreamWatch):
             return self._end(_BEGAN_ANEW)
         if self._unheard and _ANY_CHOICES in data:
             return self._end(_BEGAN_ANEW)  # it does not tell what it was given: another one may
-        out = super().feed(ours) if ours else b""
+        out = StreamWatch.feed(self, ours) if ours else b""  # `super` takes long before Python 3.12
         held = self._partial or self._carry or self._held or self._again or self._expects.kind
         self._in_step = not (held or self.ended or self.cut is not None)
         return out if self._veil is None else self._veil.feed(out)
@@ -321,13 +321,14 @@ class TrailedStream(StreamWatch):
             if reached is None:
                 return frame
             return trail.retold(frame, lambda usage: add_up(usage, reached.said_tokens))
-        frame, silent = trail.strip(frame), frame.find(ONLY_IDS) >= 0
-        if reached is None:
-            self._head = self._head or frame[: max(0, frame.find(CHOICES))]
-        else:
+        frame = trail.strip(frame)
+        if reached is not None:
             frame = self._gone_on(frame, reached)
-        self.events += silent
-        return b"" if silent else frame
+        elif not self._head:
+            self._head = frame[: max(0, frame.find(CHOICES))]
+            self._learns = trail.counts is None  # else the trail tells tokens by sight
+        self.events += trail.silent
+        return b"" if trail.silent else frame
 
     def _gone_on(self, frame: bytes, reached: Reached) -> bytes:
         """Return a frame of another backend as one of the first."""

@@ -6,7 +6,7 @@ gets the frames as if nobody had asked:
 
     "prompt_token_ids":[2,88,278]    ->  "prompt_token_ids":null     kept
     "token_ids":[713]                ->  "token_ids":null            kept
-    "delta":{},...,"token_ids":[713] ->  no frame (`ONLY_IDS`)       kept
+    "delta":{},...,"token_ids":[713] ->  no frame (`silent`)         kept
 
 vLLM sends the last kind only to who asks for ids: a parser of tool calls swallowed the text of these tokens.
 
@@ -34,8 +34,9 @@ from gateway.wire.objects import decode_or_none
 _MOST_UNSHOWN: Final = 16
 _IDS: Final = b'"token_ids":['
 _NO_IDS: Final = b'"token_ids":null'
-ONLY_IDS: Final = b'"delta":{},"logprobs":null,"finish_reason":null,' + _IDS  # and nothing to show
+_SILENT: Final = b'"delta":{},"logprobs":null,"finish_reason":null,'  # before ids: nothing to show
 _PROMPT_IDS: Final = b'"prompt_token_ids":['
+_NO_PROMPT_IDS: Final = b'"prompt_token_ids":null'
 _NOTHING: Final = b'"delta":{"role":"assistant","content":""}'  # how vLLM begins: it shows nothing
 _TOKENS: Final = msgspec.json.Decoder(list[int])
 _STRING: Final = msgspec.json.Decoder(str)
@@ -63,7 +64,7 @@ class Trail(Sight):
 
     __slots__ = (
         "_barred", "_follows", "_given", "_holds_back", "_ids", "_last_seam", "_prompt", "_shape", "_shows_whole",
-        "_unread", "kind", "parsed", "reasoned", "shows", "strayed",
+        "_unread", "kind", "parsed", "reasoned", "shows", "silent", "strayed",
     )  # fmt: skip
 
     def __init__(
@@ -82,6 +83,7 @@ class Trail(Sight):
         self.reasoned = False  # reasoning was shown
         self._prompt: bytes | None = None  # as it was written, without brackets
         self._given: bytes | None = None  # the prompt that a backend was given which goes on
+        self.silent = False  # the last whole frame had ids only, and shows nothing
         self.strayed = False  # it says that its prompt was another
         self._barred = False  # it showed what cannot be gone on with
         self._ids = bytearray()  # of the reply, as they were written, with a comma after each
@@ -168,6 +170,7 @@ class Trail(Sight):
 
     def strip(self, frame: bytes) -> bytes:
         """Keep the ids of a whole frame; return it as it is without them."""
+        self.silent = False
         if self._prompt is None or self._given is not None:
             frame = self._take_prompt(frame)
         if self._given is not None:  # it is not proven, and no part of the stream
@@ -181,6 +184,7 @@ class Trail(Sight):
             return frame
         if (told := self._tell_frame(frame)) is not None:
             return told
+        self.silent = before.endswith(_SILENT)
         self._settle()
         ids, _, after = rest.partition(b"]")
         if ids:
@@ -213,7 +217,7 @@ class Trail(Sight):
             self._prompt = told
         else:
             self.strayed, self._given = told != self._given, None
-        return b"%b%bnull%b" % (before, mark[:-1], after)
+        return b"".join((before, _NO_PROMPT_IDS, after))
 
     def give_up(self, frame: bytes) -> bytes | None:
         """Return half a frame without the ids of its prompt, which are too many to be kept; None: it has none."""

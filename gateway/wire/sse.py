@@ -150,7 +150,8 @@ class StreamWatch:
                     and data.rfind(b'"finish_reason":"', 0, reason) < 0
                     and data.endswith(_TOKEN_ENDS)
                 ):
-                    if self.events:  # the first tells the role, and is like no other
+                    # The first tells the role, and is like no other.
+                    if self.events and self._learns:
                         self.shape.learn(data)
                     self.events += 1
                     return data
