@@ -62,6 +62,7 @@ LOGGED = {
     "served_later": [("chat", *_ENGINE_LIMITED), _CHAT],
     "message_served_later": [("messages", *_ENGINE_LIMITED), _MESSAGE],
     **dict.fromkeys(("broken_stream", "broken_stream_vllm"), [("chat", *_BROKEN)]),
+    "broken_response": [("responses", *_BROKEN)],
     "message_broken_stream": [("messages", *_BROKEN)],
     **dict.fromkeys(("left", "left_vllm"), [("chat", *_LEFT)]),
     "message_left": [("messages", *_LEFT)],
@@ -241,6 +242,7 @@ def _of_openai(found) -> bool:
         "limited": ["RateLimitError", 429, "too_many_waiting", None],
         "served_later": "length",
         "broken_stream": ["APIError", None, "backend_error", None],
+        "broken_response": ["APIError", None, "backend_error", None],
         "left": True,
     }
     return True

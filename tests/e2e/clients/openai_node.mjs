@@ -58,6 +58,8 @@ await timed("served_later", async () => (await chat({}, patient)).choices[0].fin
 
 await inject("reset_after:3@1");
 found.broken_stream = await failure(() => all(chat({ max_tokens: 20, stream: true })));
+await inject("reset_after:3@1");
+found.broken_response = await failure(() => all(client.responses.create({ model, input: "hello", max_output_tokens: 20, stream: true })));
 
 for await (const chunk of await chat({ max_tokens: 3000, stream: true })) { found.left = chunk.choices.length > 0; break; }
 console.log(JSON.stringify(found));

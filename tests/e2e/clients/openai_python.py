@@ -103,6 +103,9 @@ timed("served_later", lambda: ask(model).choices[0].finish_reason)
 
 inject("reset_after:3@1")
 found["broken_stream"] = failure(lambda: list(chat(max_tokens=20, stream=True)))
+inject("reset_after:3@1")
+asked = {"model": model, "input": "hello", "max_output_tokens": 20, "stream": True}
+found["broken_response"] = failure(lambda: list(client.responses.create(**asked)))
 
 with chat(max_tokens=3000, stream=True) as stream:
     found["left"] = bool(next(iter(stream)).choices)
