@@ -19,7 +19,7 @@ from gateway.access.effective import Tiers, caller_of, lost_tiers
 from gateway.access.keyfile import pepper_path, read_pepper, read_records, stamp_of
 from gateway.access.records import KeyKind, KeyRecord, timestamp
 from gateway.access.salt import salting_secret
-from gateway.access.secret import CHECK_AT, ID_AT, SHAPE, checksum, digest_of
+from gateway.access.secret import ID_AT, digest_of, what_is_wrong
 from gateway.core.addresses import within
 from gateway.core.errors import (
     AccessError,
@@ -320,20 +320,7 @@ def _presented(
 
 
 def _refuse(key: bytes) -> NoReturn:
-    """Say why a key that does not match was refused, as far as its own letters tell."""
-    shape = SHAPE.fullmatch(key)
-    if shape is None:
-        raise AccessError(
-            "Incorrect API key provided: it does not look like a key of this gateway "
-            "(gw_<id>_<secret>_<check>). Was it truncated when it was copied?"
-        )
-    masked = f"gw_{shape[1].decode()}_***{shape[2][-2:].decode()}"
-    if checksum(key[: CHECK_AT - 1]) != shape[2].decode():
-        raise AccessError(
-            f"Incorrect API key provided: {masked}. Its check characters do not match: the "
-            "key was mistyped, or altered when it was copied."
-        )
-    raise AccessError(f"Incorrect API key provided: {masked}. This gateway has no such key.")
+    raise AccessError(f"Incorrect API key provided: {what_is_wrong(key)}")
 
 
 def _ended(record: KeyRecord, ends_s: float) -> NoReturn:

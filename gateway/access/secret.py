@@ -53,3 +53,22 @@ def checksum(text: bytes) -> str:
         rest, digit = divmod(rest, 62)
         out = _BASE62[digit] + out
     return out
+
+
+def what_is_wrong(key: bytes) -> str:
+    """Return why a key matches none, as far as its own letters tell; none of its secret is repeated."""
+    shape = SHAPE.fullmatch(key)
+    if shape is None:
+        if SHAPE.search(key):
+            return "there is more than the key, as quotes or a second `Bearer`. Send the key alone."
+        return (
+            "it does not look like a key of this gateway (gw_<id>_<secret>_<check>). Was it "
+            "truncated when it was copied?"
+        )
+    masked = f"gw_{shape[1].decode()}_***{shape[2][-2:].decode()}"
+    if checksum(key[: CHECK_AT - 1]) != shape[2].decode():
+        return (
+            f"{masked}. Its check characters do not match: the key was mistyped, or altered when "
+            "it was copied."
+        )
+    return f"{masked}. This gateway has no such key."

@@ -174,6 +174,15 @@ def test_what_is_no_key_of_ours_is_refused_without_being_repeated(path, key):
     assert len(error.message) < 300
 
 
+@pytest.mark.parametrize("around", ['"%s"', "Bearer %s", "'%s'", "%s,", "KEY=%s"])
+def test_a_key_with_something_around_it_is_not_called_truncated(path, around):
+    """As `docker --env-file` leaves the quotes, and people write `Bearer` where the client does so too."""
+    key = create(path, name="a").key
+    message = refusal(KeyRing.load(path), bearer(around % key)).message
+    assert "Send the key alone" in message
+    assert key[3:] not in message
+
+
 def test_expiry_is_told_only_to_who_holds_the_key(path):
     made = create(path, name="ci", expires_in_s=60, wall_now=NOW)
     ring = KeyRing.load(path)
