@@ -252,8 +252,7 @@ class Supervised:
         self._tell(kind, order.cause.value, order.evidence)
         if order.planned and in_service(self.state):
             until = now + self.pool.supervision.drain
-            count = sum(each.in_flight for each in self.carriers)
-            told = f"finishing {count} request{'' if count == 1 else 's'}, then {restarting(order)}"
+            told = f"finishing its requests, then {restarting(order)}"
             draining = Draining(now, before.incarnation, order=order, before=before, until=until)
             self._to(replace(draining, told=told))
         else:

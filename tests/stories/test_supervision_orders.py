@@ -17,6 +17,7 @@ from gateway.core.types import Phase
 from gateway.heal.decisions import Why
 from gateway.heal.intent import Mark
 from gateway.heal.observed import Timing
+from gateway.heal.states import Draining
 from gateway.heal.supervisor import Supervisor
 from gateway.launch import proc
 from gateway.pools.table import PoolTable
@@ -194,6 +195,18 @@ async def test_an_ordered_restart_lets_streams_end_well_first():
             assert "new driver" in restart.detail
             assert await world.counted("gateway_backend_restarts_total", cause="operator") == 1
             assert await world.counted("gateway_backend_restarts_total") == 1
+
+
+@story
+async def test_what_finishes_at_another_process_is_not_told_as_no_request():
+    async with machine() as on, fleet(on, *two(on)) as world:
+        table = world.process.table
+        before, table.carried_elsewhere = table.carried_elsewhere, lambda backend_id, since: True
+        await world.order("restart")
+        await world.until(lambda: isinstance(world.unit().state, Draining))
+        assert world.backend().health.detail.startswith("finishing its requests, then restarting: ")
+        table.carried_elsewhere = before
+        await world.until(lambda: len(on["m/b1"].starts) == 2)
 
 
 @story
