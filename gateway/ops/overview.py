@@ -37,6 +37,7 @@ from gateway.ops.states import (
     BackendState,
     PoolState,
     backend_state,
+    detail_of,
     pool_state,
 )
 from gateway.ops.supervision import SupervisionOverview, reason_of, supervision
@@ -79,6 +80,9 @@ class BackendOverview(TypedDict):
     version: str | None
     window_tokens: int | None
     models: list[str]  # adapters included
+    base_model: (
+        str | None
+    )  # by what name it serves the pool's model; null: it does not, or is not known yet
     adapters_kept_back: dict[str, str]  # adapters that it cannot serve now, and why: an `Exclusion`
     kv_events: KvEventsOverview | None  # null: not in a pool with `prefix: precise`
     gpus: list[GpuOverview]  # those that it may use; empty: not launched here, or nobody can tell
@@ -307,7 +311,7 @@ def _backend(backend: Backend, facts: Facts, moment: Moment, elsewhere: int) -> 
         reason=backend.reason,
         since=moment.told(backend.health.since),
         phase_age_s=round(moment.now - backend.health.since, 3),
-        detail=_detail(backend),
+        detail=detail_of(backend),
         in_flight=backend.in_flight + elsewhere,
         running=fresh.running if fresh is not None else None,
         waiting=fresh.waiting if fresh is not None else None,
@@ -324,19 +328,12 @@ def _backend(backend: Backend, facts: Facts, moment: Moment, elsewhere: int) -> 
         version=backend.version,
         window_tokens=backend.window_tokens,
         models=list(backend.models),
+        base_model=backend.base_model,
         adapters_kept_back={name: why.value for name, why in backend.lacking.items()},
         kv_events=kv_events(backend),
         gpus=gpus_told(facts.gpus.get(backend.id, ())),
         supervision=None if unit is None else supervision(unit, moment),
     )
-
-
-def _detail(backend: Backend) -> str:
-    told, ejection = backend.health.detail, backend.health.ejection
-    if ejection is None or backend.kept_out or backend.phase is not Phase.DEGRADED:
-        return told
-    why = "it still gets requests, as fewer than half of its pool would be left"
-    return f"{ejection.evidence}; {why}"
 
 
 def _transition(seen: Transition, moment: Moment) -> TransitionOverview:

@@ -46,6 +46,7 @@ def pool_problems(
         yield _saturated(pool, lately.pool(pool["name"], _SHED_S))
     else:
         yield from _some_fail(pool, lately)
+    yield from _few(_other_models(pool), f"backends of pool {pool['name']}")
     missing = _missing_adapters(pool, lately, failed)
     told = [each.subject for each in missing]
     if not failing:
@@ -206,6 +207,38 @@ def _models(pool: PoolOverview, lately: Lately) -> Iterator[Problem]:
                 " what would happen to a request.",
                 weight=failing.errors,
             )
+
+
+def _other_models(pool: PoolOverview) -> list[Problem]:
+    """Return the backends that serve another model than their pool's, as after a start with other settings."""
+    serving = [each for each in pool["backends"] if each["state"] in ("ready", "degraded")]
+    without = [each for each in serving if each["base_model"] is None]
+    found = [
+        Problem(
+            kind="other_model",
+            severity="down" if len(without) == len(serving) else "degraded",
+            subject=f"backend {each['id']}",
+            what=f"Backend {each['id']} does not serve the model of its pool, and gets no requests for it",
+            cause=f"It serves {', '.join(each['models'][:_NAMED]) or 'no model'}.",
+            remedy="Start it with that model (vLLM's `--served-model-name`), or correct `served_model` of the pool.",
+        )
+        for each in without
+    ]
+    named = {each["base_model"]: each["name"] for each in serving if each["base_model"] is not None}
+    if len(named) > 1 and pool["canary"] is None:
+        told = ", ".join(f"{name} serves `{model}`" for model, name in [*named.items()][:_NAMED])
+        found.append(
+            Problem(
+                kind="other_model",
+                severity="note",
+                subject=f"pool {pool['name']}",
+                what=f"The backends of pool {pool['name']} serve different models: {told}",
+                cause="A request gets the answer of either.",
+                remedy="If it is the same model, give all of them the same `--served-model-name`; or set `served_model`"
+                " of the pool to the one that is meant.",
+            )
+        )
+    return found
 
 
 def _missing_adapters(pool: PoolOverview, lately: Lately, failed: Failed) -> list[Problem]:

@@ -25,6 +25,7 @@ ProblemKind = Literal[  # those that hurt most first, within a severity
     "pool_down",  # no backend of the pool serves
     "requests_fail",  # most requests of the pool fail
     "model_fails",  # most requests for one model or adapter fail
+    "other_model",  # a backend does not serve the model of its pool, or not the one that others do
     "adapter_missing",  # an adapter is on no backend, and could not be loaded
     "shutting_down",
     "saturated",  # no backend has room: requests wait, or are refused

@@ -11,6 +11,7 @@ from typing import Final, Literal, get_args
 
 from gateway.core.types import Phase
 from gateway.pools.facts import Accused
+from gateway.pools.table import Backend
 
 BackendState = Literal[  # the worst first
     "suspended",  # it failed too often; it is left alone until an operator acts
@@ -115,3 +116,12 @@ def pool_state(states: Sequence[BackendState], *, saturated: Sequence[bool]) -> 
     if "failing" in states:
         return "down"
     return "starting" if not _ON_THEIR_WAY.isdisjoint(states) else "down"
+
+
+def detail_of(backend: Backend) -> str:
+    """Return in a sentence why a backend is in its phase."""
+    told, ejection = backend.health.detail, backend.health.ejection
+    if ejection is None or backend.kept_out or backend.phase is not Phase.DEGRADED:
+        return told
+    why = "it still gets requests, as fewer than half of its pool would be left"
+    return f"{ejection.evidence}; {why}"

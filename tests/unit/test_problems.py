@@ -16,6 +16,7 @@ from gateway.core.types import (
     ProbePassed,
     RequestRecord,
     Scraped,
+    ServedModel,
     ShedReason,
 )
 from gateway.ops.backendproblems import cause_of
@@ -523,3 +524,37 @@ def test_many_clients_that_do_not_read_are_few_problems():
     overview = {"draining": False, "store": None, "holds": []}
     told = [*own_problems(overview, Own(callers=Callers(slow=slow)), 0.0)]
     assert [each.subject for each in told] == ["client k4999", "client k4998", "client k4997"]
+
+
+OTHER = ServedModel("other", None, 4096)
+
+
+def named(**pool):
+    fleet = Fleet(m={"backends": [ONE, TWO], **pool})
+    fleet.ready("m/b1", "m/b2")
+    return fleet
+
+
+def test_a_server_that_came_back_with_another_model_than_its_pools_is_told():
+    fleet = named(served_model="m")
+    assert fleet.problems() == []
+    fleet.ready("m/b1", models=(OTHER,))
+    assert fleet.problems() == [("other_model", "backend m/b1")]
+    told = found(fleet, "other_model")
+    assert (told["severity"], told["cause"]) == ("degraded", "It serves other.")
+    fleet.ready("m/b2", models=(OTHER,))
+    severities = [each["severity"] for each in fleet.overview()["problems"]]
+    assert severities == ["down", "down"]  # nobody serves it
+    fleet.ready("m/b1", "m/b2")
+    assert fleet.problems() == []
+
+
+def test_servers_of_one_pool_that_serve_different_models_are_told():
+    fleet = named()
+    fleet.ready("m/b2", models=(OTHER,))
+    assert fleet.problems() == [("other_model", "pool m")]
+    told = found(fleet, "other_model")
+    assert told["severity"] == "note"
+    assert "b1 serves `m`, b2 serves `other`" in told["sentence"]
+    fleet.ready("m/b1", models=(OTHER,))
+    assert fleet.problems() == []  # they agree, and nothing says which is meant
