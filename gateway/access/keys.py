@@ -227,11 +227,6 @@ class KeyRing:
     def _lacks_tier(self, record: KeyRecord) -> bool:
         return record.tier is not None and record.tier not in self.tiers
 
-    def get(self, key_id: str) -> KeyRecord | None:
-        """Return the record of a public id."""
-        found = self._known.get(key_id.encode())
-        return None if found is None else found.record
-
 
 class OpenRing:
     """Lets everybody in as one caller: the setting `keys: none`."""

@@ -35,7 +35,7 @@ from pydantic import ValidationError
 
 from gateway.access.keyerrors import BadSettings
 from gateway.config.keylimits import limits_told
-from gateway.config.keysettings import KeySettings
+from gateway.config.keysettings import TIER_NAME, KeySettings
 from gateway.config.parameters import ParametersConfig
 from gateway.core.roles import Role
 
@@ -286,7 +286,7 @@ _named = _matching(re.compile(r"[A-Za-z0-9._/-]{1,64}"), "a name of letters, dig
 _note = _matching(
     re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{0,256}"), "a text of at most 256 characters"
 )
-_tier = _matching(re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}"), "the name of a tier")
+_tier = _matching(re.compile(TIER_NAME), "the name of a tier")
 
 Reader = tuple[str, Callable[[object], object]]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gateway.cli.console import print_table
-from gateway.cli.report import decided_by, verdict_row
+from gateway.cli.report import decided_by, verdict_row, whose
 
 Row = dict[str, object]
 
@@ -65,8 +65,7 @@ def _asked(told: dict[str, Any]) -> Iterator[str]:
         parts.append(f"pool {told['pool']}")
     if told.get("endpoint"):
         parts.append(str(told["endpoint"]) + (" as a stream" if told.get("stream") else ""))
-    named = told.get("key_id") not in (None, "anonymous")
-    parts.append(f"key {told['key_id']} ({told.get('tenant')})" if named else "any key")
+    parts.append(whose(told))
     parts += [f"from {told['client']}"] if told.get("client") else []
     yield " · ".join(parts)
     if fallback := told.get("fallback"):

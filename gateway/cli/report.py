@@ -1,4 +1,4 @@
-"""What a gateway answers, and the keys, as rows for people: `explain`, `route`, `keys list`.
+"""Why a gateway decides as it does, as rows for people: `route`, and parts of `explain`.
 
 Imports nothing of the server, so that looking at it starts fast. What a gateway of another version
 does not tell is shown as unknown, never as 0.
@@ -35,12 +35,16 @@ def _needs(told: dict[str, Any]) -> str:
     parts = [f"model {told.get('model')}"]
     if told.get("pool") != told.get("model"):
         parts.append(f"pool {told.get('pool')}")
-    named = told.get("key_id") not in (None, "anonymous")
-    parts.append(f"key {told['key_id']} ({told.get('tenant')})" if named else "any key")
-    parts.append(f"priority {told.get('priority')}")
+    parts += [whose(told), f"priority {told.get('priority')}"]
     output = told.get("output_tokens")
     expected = "" if output is None else f" + {output} output"
     return " · ".join([*parts, f"{told.get('prompt_tokens')} prompt{expected} tokens"])
+
+
+def whose(told: dict[str, Any]) -> str:
+    """Return whose key a request has."""
+    named = told.get("key_id") not in (None, "anonymous")
+    return f"key {told['key_id']} ({told.get('tenant')})" if named else "any key"
 
 
 def verdict_row(backend: dict[str, Any]) -> Row:

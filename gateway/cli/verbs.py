@@ -1,4 +1,4 @@
-"""The verbs that ask a running gateway over its admin listener: status, explain, route."""
+"""The verbs that look at a running gateway: status, explain, requests, route."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Time and tasks: the only module that may create a task.
 
-Every task has a name and an owner. `periodic` and `guarded` are two of the three places where
-`except Exception` is allowed: background work must outlive one bad turn, and says so in the log.
+Every task has a name and an owner. `periodic` and `guarded` catch any `Exception`: background work must
+outlive one bad turn, and says so in the log.
 """
 
 from __future__ import annotations

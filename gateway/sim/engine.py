@@ -315,7 +315,6 @@ class Engine:
         totals = self.totals
         if not sequence.prefilled:
             sequence.prefilled = True
-            sequence.first_token_at = now
             totals.prompt_tokens += len(sequence.prompt)
             totals.cached_tokens += sequence.cached or 0
             totals.first_tokens += 1

@@ -20,7 +20,6 @@ class Sequence:
     itl_s: float | None = None  # not sooner than this after the token before
     arrived_at: float = 0.0
     due_at: float = 0.0
-    first_token_at: float | None = None
     emitted: int = 0
     computed: int = 0
     cached: int | None = None  # tokens that the prefix cache had when it was first admitted

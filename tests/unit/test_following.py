@@ -101,7 +101,8 @@ def test_a_snapshot_stays_whole_as_it_is(server):
     assert before.entries == held
     assert one.keys.snapshot is not before
     assert one.keys.ring({}) is not ring
-    assert ring.get(keys[0]).revoked_s is None
+    assert ring.holder(keys[0], 0.0) is not None
+    assert one.keys.ring({}).holder(keys[0], 0.0) is None
 
 
 def test_until_the_store_answered_once_no_key_is_called_wrong(server):
