@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gateway.access import keyscripts as scripts
+from gateway.store.scripts import SCAN
 from gateway.store.shared import StoreUnavailable
 
 
@@ -38,7 +39,7 @@ class FakeKeyServer:
             scripts.READ: self._read,
             scripts.GET: (self.used if keys == [scripts.USED] else self.records).get,
             scripts.NOTE_USE: self._note_use,
-            scripts.USES: self._uses,
+            SCAN: self._uses,
         }[script](*args)
 
     def _put(self, key_id, version, text, stamp, pepper, channel, kept):

@@ -99,7 +99,3 @@ for place = 1, #ARGV, 2 do
 end
 return 1
 """)
-
-# KEYS: used. ARGV: where to go on, 0 at first. Returns that (0: this was all), then id, when in ms, id, ...
-# A part of it, so that however many keys there are no call takes long; an id may come twice.
-USES: Final = Script("return redis.call('HSCAN', KEYS[1], ARGV[1], 'COUNT', 500)")

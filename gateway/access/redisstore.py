@@ -26,7 +26,7 @@ from gateway.access.keyerrors import (
 )
 from gateway.access.keystore import CreatedKey
 from gateway.access.records import KeyRecord, as_node, read_record
-from gateway.store.scripts import Scripted
+from gateway.store.scripts import Scripted, fields_of
 from gateway.store.shared import StoreUnavailable
 
 WITHIN_S: Final = 3.0  # that an operator waits: the first call has to connect
@@ -162,14 +162,8 @@ class RedisKeys:
 
     async def uses(self) -> Mapping[str, float]:
         """See `KeyStore`."""
-        found: dict[str, float] = {}
-        place = "0"
-        while True:
-            place, part = await self.link.ask(scripts.USES, [scripts.USED], [place], WITHIN_S)
-            for key_id, at_ms in zip(part[::2], part[1::2], strict=True):
-                found[key_id] = int(at_ms) / 1000
-            if str(place) == "0":
-                return found
+        fields = fields_of(self.link, scripts.USED, WITHIN_S)
+        return {key_id: int(at_ms) / 1000 async for key_id, at_ms in fields}
 
     async def put(self, record: KeyRecord, version: str) -> KeyRecord | None:
         """Keep a record in place of its version (empty: of none); return what is there if it is another.

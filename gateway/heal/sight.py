@@ -27,6 +27,7 @@ from gateway.heal.states import (
 )
 from gateway.launch.launcher import Runs, Seen
 from gateway.pools.table import Backend
+from gateway.watch.fetch import DENIED, OF_TLS
 
 # How long a backend whose process lives has to be DOWN before that is proof. An engine that says
 # itself that it is dead (503 on /health: EngineDeadError) usually exits within seconds, which is then
@@ -36,12 +37,8 @@ SILENT_S: Final = 30.0
 
 # Failed probes that no restart cures: the address, the key or the certificate is wrong, or this machine has
 # nothing free for a connection.
-_MISCONFIGURED: Final = frozenset(
-    {
-        *("ours", "dns", "unreachable", "garbage", "too_large"),
-        *("tls", "tls_untrusted", "tls_expired", "tls_name"),
-        *("http_401", "http_403", "http_404"),
-    }
+_MISCONFIGURED: Final = (
+    frozenset({"ours", "dns", "unreachable", "garbage", "too_large"}) | OF_TLS | DENIED
 )
 
 

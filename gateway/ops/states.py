@@ -12,6 +12,7 @@ from typing import Final, Literal, get_args
 from gateway.core.types import Phase
 from gateway.pools.facts import Accused
 from gateway.pools.table import Backend
+from gateway.watch.fetch import DENIED, OF_TLS
 
 BackendState = Literal[  # the worst first
     "suspended",  # it failed too often; it is left alone until an operator acts
@@ -57,14 +58,14 @@ _BY_REASON: Final[dict[str, BackendState]] = {
 }
 _FAILING: Final = frozenset(each.value for each in Accused)
 # Why a check of its health or its model list fails (`watch.fetch.FetchError`); or its requests do.
-_UNREACHABLE: Final = frozenset(
-    {
+_UNREACHABLE: Final = (
+    OF_TLS
+    | DENIED
+    | {
         *("ours", "refused", "connect", "dns", "unreachable"),
-        *("tls", "tls_untrusted", "tls_expired", "tls_name"),
         *("timeout", "reset", "garbage", "too_large"),
     }
 )
-_DENIED: Final = ("http_401", "http_403", "http_404")
 
 
 def backend_state(
@@ -103,7 +104,7 @@ def backend_state(
             if starting:
                 return "starting"
             asked = reason.removeprefix("models_")
-            return "unreachable" if asked in _UNREACHABLE or asked in _DENIED else "down"
+            return "unreachable" if asked in _UNREACHABLE else "down"
 
 
 def pool_state(states: Sequence[BackendState], *, saturated: Sequence[bool]) -> PoolState:

@@ -13,7 +13,7 @@ from redis import exceptions as failures
 
 from gateway.core.aio import periodic
 from gateway.store.address import client_of
-from gateway.store.link import CONNECT_S
+from gateway.store.link import CONNECT_S, LOST
 
 _QUIET_S: Final = 30.0  # that a connection may be silent
 _AGAIN_S: Final = 2.0
@@ -30,7 +30,7 @@ async def follow_hints(url: str, channel: str, wake: Callable[[], None]) -> None
             await _listen(url, channel, wake)
         except failures.NoPermissionError:
             again_s = _NOT_ALLOWED_S
-        except (failures.RedisError, failures.RedisClusterException, OSError, TimeoutError):
+        except LOST:
             again_s = _AGAIN_S  # `Link` says why, as soon as anything is asked
 
     await periodic(turn, every_s=lambda: again_s, name="hints")

@@ -40,7 +40,7 @@ _MOST_WAITING: Final = 4096
 
 _CODE: Final = re.compile(r"[A-Z]{3,20}\b")
 _SLOW: Final = f"it did not answer within {BUDGET_S * 1000:.0f} ms"
-_LOST: Final = (failures.RedisError, failures.RedisClusterException, OSError, TimeoutError)
+LOST: Final = (failures.RedisError, failures.RedisClusterException, OSError, TimeoutError)
 _WORDS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (failures.AuthenticationError, "it rejects the user or password"),
     (failures.NoPermissionError, "its user may not run scripts or use keys that begin with gw1:"),
@@ -73,7 +73,7 @@ class _Asked:
 
 @dataclass(slots=True)
 class Link:
-    """See the module. One event loop; `close` ends it."""
+    """See the module, and `store.scripts.Scripted`. One event loop; `close` ends it."""
 
     client: Client
     clock: Clock
@@ -93,12 +93,7 @@ class Link:
         args: Sequence[str | int],
         within_s: float = BUDGET_S,
     ) -> Any:
-        """Run a script and return what it does, or give up after `within_s`.
-
-        Raises:
-            StoreUnavailable: there is no reply in time; whether it ran is unknown.
-        Cancel: it may run nevertheless.
-        """
+        """See `Scripted`."""
         asked = self._put(script, keys, args)
         if asked is None:
             raise StoreUnavailable(self.trouble or "too many calls wait for it")
@@ -119,10 +114,7 @@ class Link:
     def post(
         self, script: Script, keys: Sequence[str], args: Sequence[str | int], lost: Lost | None = None
     ) -> None:  # fmt: skip
-        """Have a script run after what was asked before, if Redis answers; only `lost` hears whether it did not.
-
-        One that Redis does not know yet runs after what is sent with it.
-        """
+        """See `Scripted`."""
         if self._put(script, keys, args, lost) is None and lost is not None:
             lost(False)
 
@@ -164,7 +156,7 @@ class Link:
                     async with asyncio.timeout(BUDGET_S):
                         await self._send(batch)
                 self._answers()
-            except _LOST as error:
+            except LOST as error:
                 await self._fails(error, batch)
 
     def _take(self) -> list[_Asked]:
@@ -232,7 +224,7 @@ class Link:
     async def _drop(self) -> None:
         """Close the connection: another one may lead to another server."""
         self._connected = False
-        with contextlib.suppress(*_LOST):
+        with contextlib.suppress(*LOST):
             async with asyncio.timeout(BUDGET_S):
                 await self.client.aclose()
 

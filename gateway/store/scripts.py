@@ -9,7 +9,7 @@ called by its SHA-1, so two versions of a script never meet either. The keys of 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -217,3 +217,23 @@ end
 return found
 """
 )
+
+# KEYS: a hash. ARGV: where to go on, 0 at first. Returns that (0: this was all), then field, value, field, ...
+SCAN: Final = Script("return redis.call('HSCAN', KEYS[1], ARGV[1], 'COUNT', 500)")
+
+
+async def fields_of(
+    link: Scripted, key: str, within_s: float = BUDGET_S
+) -> AsyncIterator[tuple[str, str]]:
+    """Go through a hash, a part at a time, so that no call takes long; a field may come twice.
+
+    Raises:
+        StoreUnavailable: a part does not come in time.
+    """
+    at = "0"
+    while True:
+        at, flat = await link.ask(SCAN, [key], [at], within_s)
+        for pair in zip(flat[::2], flat[1::2], strict=True):
+            yield pair
+        if str(at) == "0":
+            return

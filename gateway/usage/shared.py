@@ -7,12 +7,12 @@ twice. A Redis that came back empty is told all that the ledgers still have.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from gateway.store.scripts import PREFIX, Script, Scripted
+from gateway.store.scripts import PREFIX, Script, Scripted, fields_of
 from gateway.usage.entries import Entry, Place, Sums, summed
 
 KEPT_DAYS: Final = 400
@@ -47,9 +47,6 @@ end
 return 1
 """)
 _MARK: Final = Script("redis.call('HSET', KEYS[1], 'mark', ARGV[1]) return ARGV[1]")
-# KEYS: the hash of a day. ARGV: where to go on, 0 at first. Returns that (0: this was all), then fields and amounts.
-# A part of it, so that no day takes longer than a call may; a field may come twice.
-_READ: Final = Script("return redis.call('HSCAN', KEYS[1], ARGV[1], 'COUNT', 500)")
 
 
 class SharedUsage:
@@ -90,7 +87,7 @@ class SharedUsage:
         """Return what was used on some days."""
         found: dict[Place, Sums] = {}
         for day in days:
-            async for field, amount in self._fields(day):
+            async for field, amount in fields_of(self._link, _day_key(day)):
                 tenant, key, model, adapter, told = msgspec.json.decode(field)
                 measure, _, alias = told.partition("/")
                 if measure not in _MEASURES:  # of another version
@@ -101,15 +98,6 @@ class SharedUsage:
                 value = float(amount)
                 setattr(sums, measure, value if measure == "money" else round(value))
         return found
-
-    async def _fields(self, day: str) -> AsyncIterator[tuple[str, str]]:
-        at = "0"
-        while True:
-            at, flat = await self._link.ask(_READ, (_day_key(day),), (at,))
-            for pair in zip(flat[::2], flat[1::2], strict=True):
-                yield pair
-            if str(at) == "0":
-                return
 
 
 def _day_key(day: str) -> str:

@@ -32,6 +32,9 @@ _KEEP_ALIVE_S: Final = 3.5
 _MOST_CONNECTIONS: Final = 4
 
 
+# Of TLS; and of a server that does not let us in, or is another one.
+OF_TLS: Final = frozenset({"tls", "tls_untrusted", "tls_expired", "tls_name"})
+DENIED: Final = frozenset({"http_401", "http_403", "http_404"})
 # Of these nobody has spoken to the server's address: its name is not known, or this machine has nothing free.
 UNTRIED: Final = frozenset({"dns", "ours"})
 

@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Final
 
 from gateway.core.errors import RequestError, UnsupportedMediaType
+from gateway.wire.lax import OFF, ON
 from gateway.wire.objects import wrong_type
 from gateway.wire.table import REFUSED_IN_FORMS
 
@@ -39,8 +40,6 @@ _DISPOSITION: Final = re.compile(
     re.IGNORECASE,
 )
 _SINGLE: Final = frozenset({"model", "stream"})  # what we act on; lists of others are legal
-_TRUE: Final = frozenset({"true", "1", "yes", "on", "t", "y"})  # what pydantic takes for a boolean
-_FALSE: Final = frozenset({"", "false", "0", "no", "off", "f", "n"})
 
 
 class _At(Enum):
@@ -237,9 +236,9 @@ def _disposition(head: bytes) -> tuple[str, bool]:
 
 def _flag(name: str, value: str) -> bool:
     word = value.strip().lower()
-    if word not in _TRUE and word not in _FALSE:
+    if word and word not in ON and word not in OFF:
         raise wrong_type(name, "expected `true` or `false`")
-    return word in _TRUE
+    return word in ON
 
 
 def _malformed(why: str) -> RequestError:

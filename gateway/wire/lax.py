@@ -17,8 +17,9 @@ MAX_ITEMS: Final = 65_536
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+(?:_[0-9]+)*(?:\.0+)?")
 _MAX_DIGITS: Final = 64
 MOST: Final = 2**63 - 1  # of an integer, above and below 0
-_ON: Final = frozenset({"1", "t", "true", "y", "yes", "on"})
-_OFF: Final = frozenset({"0", "f", "false", "n", "no", "off"})
+# What pydantic takes for a boolean.
+ON: Final = frozenset({"1", "t", "true", "y", "yes", "on"})
+OFF: Final = frozenset({"0", "f", "false", "n", "no", "off"})
 
 
 class NotReadable(ValueError):
@@ -49,8 +50,8 @@ def lax_bool(value: object) -> bool:
     """
     if isinstance(value, str):
         text = value.lower()
-        if text in _ON or text in _OFF:
-            return text in _ON
+        if text in ON or text in OFF:
+            return text in ON
     elif isinstance(value, int | float) and value in (0, 1):
         return value == 1
     raise NotReadable
@@ -69,7 +70,7 @@ def lax_ids(values: list[Any]) -> list[int]:
 
 # --- of a field that is judged, not read: what is unclear counts as the larger ----------------------
 
-_SURELY_OFF: Final = _OFF | {"0.0", "-0", "-0.0"}
+_SURELY_OFF: Final = OFF | {"0.0", "-0", "-0.0"}
 _TEXT: Final = msgspec.json.Decoder(str)
 
 
