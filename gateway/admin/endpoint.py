@@ -17,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
+from gateway.core.bounds import MOST_ROWS
 from gateway.core.roles import Role
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class DryRunQuery(Query):
 class ListQuery(Query):
     """Which part of a list."""
 
-    limit: Annotated[int, Field(ge=0, le=1000), DIGITS] | None = Field(
+    limit: Annotated[int, Field(ge=0, le=MOST_ROWS), DIGITS] | None = Field(
         default=None, description="Most rows of the answer."
     )
     after: str | None = Field(

@@ -24,16 +24,13 @@ from gateway.admin.endpoint import (
     Text,
 )
 from gateway.admin.fleet import refusals, unknown_pool
+from gateway.core.bounds import LOG_BYTES, LONGEST_HOLD_S, MOST_LOG_BYTES
 from gateway.core.events import Event
 from gateway.heal.orders import Touched, Verb
 from gateway.heal.overrides import Override
 from gateway.launch.launcher import LaunchError
 from gateway.ops.moment import rfc3339
 from gateway.store.shared import StoreUnavailable
-
-_LOG_BYTES = 64 * 1024
-_MOST_LOG_BYTES = 1024 * 1024
-_LONGEST_HOLD_S = 30 * 86_400
 
 
 class OrderBody(DryRunBody):
@@ -47,8 +44,8 @@ class OrderBody(DryRunBody):
 class LogsQuery(Query):
     """How much of a log."""
 
-    bytes: Annotated[int, Field(ge=0, le=_MOST_LOG_BYTES), DIGITS] = Field(
-        default=_LOG_BYTES, description="At most, from its end."
+    bytes: Annotated[int, Field(ge=0, le=MOST_LOG_BYTES), DIGITS] = Field(
+        default=LOG_BYTES, description="At most, from its end."
     )
 
 
@@ -59,7 +56,7 @@ class PoolBody(DryRunBody):
     for_s: float | None = Field(
         default=None,
         gt=0,
-        le=_LONGEST_HOLD_S,
+        le=LONGEST_HOLD_S,
         allow_inf_nan=False,
         description="How long, at most 30 days. Null: until it is lifted.",
     )

@@ -35,10 +35,10 @@ from gateway.admin.endpoint import (
 from gateway.admin.replays import HEADER
 from gateway.admin.replies import json_reply, problem, reply
 from gateway.config.explain import in_words
+from gateway.core.bounds import MOST_ROWS
 from gateway.core.roles import Role
 
 _ROWS_A_TURN: Final = 50  # of a list, before streams get their turn
-_MOST_ROWS: Final = 1000
 
 
 class Router:
@@ -255,7 +255,7 @@ async def _page(listing: Listing, endpoint: Endpoint, query: BaseModel) -> Page[
         begin = found + 1
     most = query.limit
     if most is None:
-        most = endpoint.most if endpoint.most is not None else _MOST_ROWS
+        most = endpoint.most if endpoint.most is not None else MOST_ROWS
     shown = items[begin : begin + most]
     rows = []
     for place, each in enumerate(shown, start=1):

@@ -23,10 +23,10 @@ from gateway.cli.console import (
 )
 from gateway.cli.terminal import clock
 from gateway.cli.verbs import LOCAL, AsTable, Limit, Server, Token, group
+from gateway.core.bounds import LOG_BYTES, LONGEST_HOLD_S, MOST_LOG_BYTES
 
 _POLL_S: Final = 1.0
 _UPGRADE_S: Final = 150.0  # the gateway gives the new process 120 s
-_LONGEST_HOLD_S: Final = 30 * 86_400.0  # as the gateway has it
 _SERVES: Final = frozenset({"ready", "degraded"})
 
 Done = Callable[[dict[str, Any]], bool]  # of a backend as the overview tells it
@@ -104,9 +104,9 @@ def logs(
     size: Annotated[
         int,
         typer.Option(
-            "--bytes", min=0, max=1 << 20, help="How many bytes, from the end of the log."
+            "--bytes", min=0, max=MOST_LOG_BYTES, help="How many bytes, from the end of the log."
         ),
-    ] = 65_536,
+    ] = LOG_BYTES,
     server: Server = LOCAL,
     token: Token = "",
 ) -> None:
@@ -142,7 +142,7 @@ def hold(
 
 def _hold_time(text: str) -> float:
     seconds = duration(text)
-    if not 0 < seconds <= _LONGEST_HOLD_S:
+    if not 0 < seconds <= LONGEST_HOLD_S:
         raise ValueError(f"{text} must be more than 0s and at most 30d")
     return seconds
 

@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from gateway.cli.console import Exit, VerbError, ask, print_json
+from gateway.core.bounds import MOST_ROWS
 
 AsTable = Annotated[Literal["table", "json"], typer.Option("--output", "-o", help="table or json.")]
 AsText = Annotated[Literal["text", "json"], typer.Option("--output", "-o", help="text or json.")]
@@ -25,7 +26,7 @@ OwnServer = Annotated[
     str,
     typer.Option(envvar=SERVER, help="The admin listener. Default: `admin.listen` of the file."),
 ]
-Limit = Annotated[int, typer.Option(min=1, max=1000, help="How many.")]
+Limit = Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="How many.")]
 Token = Annotated[str, typer.Option(envvar=TOKEN, help="Token of the admin listener.")]
 LOCAL: Final = "http://127.0.0.1:9090"
 _WATCH_S: Final = 2.0
