@@ -193,6 +193,17 @@ def test_ids_of_a_frame_that_becomes_longer_than_it_came_are_kept_once():
     assert watch.trail.reached().reply == [4, 5, 6]
 
 
+def test_text_without_ids_amid_tokens_told_by_sight_is_not_said_again_behind_a_later_one():
+    watch = begun(frame("a", [5]))
+    assert watch.by_sight(chunk(frame("b", [6]))) == chunk(frame("b", None))
+    assert watch.feed(frame("c", False)) == frame("c", False)
+    assert watch.by_sight(chunk(frame("d", [7]))) == chunk(frame("d", None))
+    assert watch.by_sight(chunk(frame("e", [8]))) == chunk(frame("e", None))
+    reached = watch.trail.reached()
+    assert reached is not None
+    assert (reached.reply, reached.again) == ([5, 6, 7, 8], "")
+
+
 @pytest.mark.parametrize("by_sight", [False, True])
 def test_what_an_empty_frame_begins_is_known_by_the_text_that_follows(by_sight):
     """The first half of a character ends the reasoning: what it is, only the next frame tells."""
