@@ -43,14 +43,12 @@ _PROMISED_LEAST: Final = 1.0  # tokens; less is forgotten
 class Drain:
     """How fast a pool gives back cost tokens, over the last seconds in which it had more work than room.
 
-    Only such time counts: a pool with little to do did not drain slowly, it had little to drain. But what it
-    gave back over all seconds is the least that it can: where a burst is read, nothing ends for a while.
-    What was measured long ago is forgotten: the pool may have more backends now, or fewer.
+    Only such time counts: a pool with little to do did not drain slowly, it had little to drain. What was
+    measured long ago is forgotten: the pool may have more backends now, or fewer.
     """
 
     def __init__(self) -> None:
         self._rate = Fading(_DRAIN_S)
-        self._always = Fading(_DRAIN_S)
         self._seen = 0.0  # given back since nothing was known
         self._ended_tokens = self._ended_token_s = 0.0  # of as many ends as run
         self._silent_s = 0.0  # since the last end
@@ -79,11 +77,9 @@ class Drain:
             self._ended_token_s = kept * self._ended_token_s + token_s
             self._silent_s = 0.0
         self._rate.passed(seconds, tokens)
-        self._always.passed(seconds, tokens)
 
-    def rested(self, seconds: float, tokens: int = 0) -> None:
-        """Note that for so many seconds nobody waited, and what was given back in them."""
-        self._always.passed(seconds, tokens)
+    def rested(self, seconds: float) -> None:
+        """Note that for so many seconds nobody waited."""
         self._rate.fade(seconds, _DRAIN_KEPT_S)
         if self._rate.seconds < _DRAIN_LEAST_S:
             self._seen, self._believed = 0.0, False
@@ -94,7 +90,7 @@ class Drain:
         """The rate; None while too little work, or no end of any, was seen."""
         rate = self._rate
         known = self._believed and rate.amount > 0 and rate.seconds >= _DRAIN_LEAST_S
-        return max(rate.per_s, self._always.per_s) if known else None
+        return rate.per_s if known else None
 
     @property
     def _stay_s(self) -> float | None:
@@ -223,7 +219,7 @@ class Forecast:
             newest_s = now - max(each.turnover.newest_at for each in backends)
             self.drain.passed(seconds, tokens, held_tokens(backends), token_s, newest_s)
         elif not stands:
-            self.drain.rested(seconds, tokens)
+            self.drain.rested(seconds)
         self._promises.passed(seconds)
         return self.drain
 

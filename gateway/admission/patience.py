@@ -5,7 +5,7 @@ first token. Which of the two it is follows from two rates, both in tokens of ex
 
     demand   of all who come, those that are refused too, but once: not again when they return as they were told.
              Not of those that wait for an adapter's load
-    drain    of what ends, while somebody waits, and at least in all (`forecast.Drain`)
+    drain    of what ends, while somebody waits (`forecast.Drain`)
     load     demand / drain
 
     load <= n   the queue will empty: the pool's `queue.max_wait` alone bounds the wait

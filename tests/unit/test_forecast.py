@@ -98,21 +98,6 @@ def test_work_that_does_not_end_makes_the_rate_fall():
     assert drain.eta_s(5000) > 3 * before_s
 
 
-def test_what_is_given_back_in_all_is_the_least_that_a_pool_drains():
-    drain = Drain()
-    for _ in range(20):  # short queues, while prompts are read, in which little ends
-        drain.passed(1.0, 200)
-        for _ in range(8):
-            drain.rested(0.5, 600)
-    assert drain.tokens_per_s == pytest.approx(1000, rel=0.1)
-
-
-def test_what_ended_while_nobody_waited_tells_no_rate():
-    drain = Drain()
-    drain.rested(60.0, 60_000)
-    assert drain.tokens_per_s is None
-
-
 def test_the_rate_follows_a_change_within_seconds():
     drain = Drain()
     drained(drain, 60, 10_000)
