@@ -15,7 +15,7 @@ from gateway.admission.bounds import Limits
 from gateway.admission.forecast import Forecast
 from gateway.admission.patience import Patience
 from gateway.admission.queue import Blocked, Claims, FairQueue
-from gateway.admission.refusals import no_backend, starting, too_late, waited_too_long
+from gateway.admission.refusals import no_backend, starting, waited_too_long
 from gateway.admission.waiting import (
     Announce,
     Finder,
@@ -42,10 +42,9 @@ from gateway.pools.table import Backend, PoolTable
 Kinds = dict[tuple[object, ...], Blocked]
 
 _NOTHING: Final[frozenset[str]] = frozenset()
-_LOOKED_AT_ONCE: Final = 64  # per tick: a position costs up to 70 us
 _DOUBT: Final = 4.0  # times the time that a tenant's only request has
 _SOON_S: Final = 1.0  # whoever waits no longer than this knows soon enough
-_HOPELESS: Final = 1.5  # times the time that is left: a drain rate is an estimate
+_HOPELESS: Final = 1.5  # times the time that is left: how long a start takes is an estimate
 
 
 class Line:
@@ -145,7 +144,7 @@ class Line:
                 self._hurry(now)
             self.let_in()
             self._refuse_lost(now)
-            self._refuse_hopeless(now)
+            self._refuse_unserved(now)
             announce(self.queue, self.forecast, now)
 
     def came(self, ask: Ask) -> None:
@@ -285,30 +284,10 @@ class Line:
             if deadline < waiting.deadline:
                 self.queue.hurry(waiting, max(now, deadline))
 
-    def _refuse_hopeless(self, now: float) -> None:
-        """Refuse those whose turn will surely come too late, and whose deadline does not tell them soon."""
-        if not any(each.phase in SERVING for each in self._backends):
-            self._refuse_unserved(now)
-            return
-        eta_of, suspects, tokens = self.forecast.drain.eta_s, [], 0
-        for waiting in self.queue:  # by their order of arrival, which is quick to tell
-            eta_s, left_s = eta_of(tokens) or 0.0, waiting.deadline - now
-            if eta_s > _HOPELESS * left_s > _HOPELESS * _SOON_S:
-                suspects.append(waiting)
-            tokens += waiting.cost_tokens
-        for waiting in suspects[:_LOOKED_AT_ONCE]:
-            eta_s, left_s = (
-                eta_of(self.queue.ahead(waiting).tokens) or 0.0,
-                waiting.deadline - now,
-            )
-            if eta_s > _HOPELESS * left_s and self.queue.remove(waiting):
-                ask, waiting.deadline = waiting.ask, now
-                why = self._finder.explain(ask, now).excluded
-                again_s = self.forecast.retry_after_s(ask)
-                self._refuse(waiting, too_late(ask, why, eta_s, left_s, again_s))
-
     def _refuse_unserved(self, now: float) -> None:
         """Refuse those whose time will surely be over before a backend has started."""
+        if any(each.phase in SERVING for each in self._backends):
+            return
         for waiting in [*self.queue]:
             starts_s = starts_in_s(self._backends, waiting.ask, now)
             left_s = waiting.deadline - now
