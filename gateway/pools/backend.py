@@ -21,7 +21,7 @@ from gateway.pools.room import LEAST, Room
 from gateway.pools.server import Server
 from gateway.pools.speed import Speed
 from gateway.pools.turnover import Turnover
-from gateway.pools.work import BESIDE, USUAL_TOKENS, TokenCost, Work, own_ratio
+from gateway.pools.work import BESIDE, USUAL_TOKENS, TokenCost, Work
 from gateway.prefix.ranked import by_engine
 from gateway.prefix.sessions import Sessions
 from gateway.prefix.uses import Uses
@@ -80,7 +80,6 @@ class Backend(Server):
     gateways: int = 1  # that send to it, this one included
     token_cost: TokenCost = TokenCost()  # of its pool
     work: Work | None = None  # None: it has changed; see `weighed`
-    own_ratio: float = 1.0  # times a request's token cost, what the request itself takes here
     new_prefix_index: Callable[[], PrefixIndex] | None = None  # makes that of one engine
     prefix_index: PrefixIndex | None = None  # what its prefix cache holds; None: `prefix: off`
     sessions: Sessions = field(default_factory=Sessions)
@@ -217,7 +216,6 @@ class Backend(Server):
         if self.stale(now):
             self.foreign = 1  # never emptier than an idle one whose metrics are there
             self.limit.reading.unseen()
-        self.own_ratio = own_ratio(self.slowness, self.kv_usage_ratio(now))
         self.work = None
 
     def weighed(self) -> Work:
@@ -236,7 +234,7 @@ class Backend(Server):
         writing_s = each_s * outputs * cost.output_s
         ahead_s = each_s * prompts * cost.prompt_s + writing_s + self.away_s
         waits_s = ahead_s - BESIDE * writing_s
-        self.work = work = Work(ahead_s, waits_s, self.own_ratio, 1.0 + known + foreign)
+        self.work = work = Work(ahead_s, waits_s, self.slowness, 1.0 + known + foreign)
         return work
 
     def forget_prefixes(self) -> None:

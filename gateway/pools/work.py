@@ -18,8 +18,6 @@ from gateway.pools.rate import Rate
 _UNKNOWN_PROMPT_S: Final = 1 / 10_000
 _UNKNOWN_OUTPUT_S: Final = 1 / 1_000
 USUAL_TOKENS: Final = 256  # of output, of a request of which nothing is known
-_FULLER: Final = 0.1  # of a request's own seconds is what a full KV cache adds to them
-_HALF_FULL: Final = 0.5  # a cache of which nothing is known
 # Of the seconds in which all outputs at a backend are written, so much does not hold up who comes: they are
 # written side by side. Simulated chats at 8 backends: 0.59 of the prompts were found cached with none of it,
 # 0.77 with nine tenths, 0.87 with this and with 0.99 alike (0.88 where a seer chooses).
@@ -31,7 +29,7 @@ class Work(msgspec.Struct, frozen=True, gc=False):
 
     ahead_s: float  # until all that is there is done
     waits_s: float  # of those, what holds up who comes
-    own_ratio: float  # times a request's token cost, what the request itself takes
+    slowness: float  # times a request's token cost, what the request itself takes
     streams: float  # that wait while it reads a prompt: all that are there, and the prompt's own
 
 
@@ -55,12 +53,3 @@ def token_cost(reads: Iterable[Rate], writes: Iterable[Rate], now: float) -> Tok
         1 / prompts if prompts else _UNKNOWN_PROMPT_S,
         1 / outputs if outputs else _UNKNOWN_OUTPUT_S,
     )
-
-
-def own_ratio(slowness: float, kv_usage_ratio: float | None) -> float:
-    """Return by how much a request takes longer at a backend than its tokens cost.
-
-    A fuller KV cache adds so little that it parts only backends with about equal work.
-    """
-    usage = _HALF_FULL if kv_usage_ratio is None else kv_usage_ratio
-    return slowness * (1 + _FULLER * usage)

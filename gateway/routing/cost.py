@@ -41,7 +41,7 @@ def costs_of(
     if held_tokens is None:
         own_s = cost.of(need.prompt_tokens, need.output_tokens)
         costs = [
-            (work := each.work or each.weighed()).ahead_s + own_s * work.own_ratio
+            (work := each.work or each.weighed()).ahead_s + own_s * work.slowness
             for each in backends
         ]
     else:
@@ -71,7 +71,7 @@ def _costs_for_all(
         held = known[place]
         # Most hold nothing of it; and an integer times a float is slow in CPython.
         read_s = (tokens - held) * prompt_s if held else all_s
-        costs.append(work.waits_s + work.own_ratio * (written_s + read_s * (work.streams + usual)))
+        costs.append(work.waits_s + work.slowness * (written_s + read_s * (work.streams + usual)))
     return costs
 
 

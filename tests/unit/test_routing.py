@@ -391,13 +391,6 @@ def test_our_own_requests_count_before_the_next_scrape_shows_them(table):
     assert Counter(taken) == {"b1": 3, "b2": 3, "b3": 3}
 
 
-def test_among_equally_loaded_the_emptier_kv_cache_wins(table):
-    scrape(table, "m/b1", running=2, kv=0.6)
-    scrape(table, "m/b2", running=2, kv=0.2)
-    scrape(table, "m/b3", running=2, kv=0.7)
-    assert {chosen(table, seed=seed) for seed in range(50)} == {"b2"}
-
-
 def test_an_empty_kv_cache_does_not_make_up_for_load(table):
     scrape(table, "m/b1", running=0, kv=0.85)
     scrape(table, "m/b2", running=1, kv=0.0)
@@ -457,15 +450,6 @@ def test_a_pools_pace_is_that_of_its_fastest_member(table):
         table.get("m/b2").writes.learn(NOW, 1.0, 10)
     table.listen([], NOW)
     assert {each.token_cost.output_s for each in table} == {1 / 4000}
-
-
-def test_an_unknown_or_stale_kv_cache_counts_as_half_full(table):
-    for name, kv in (("b1", 0.4), ("b2", None), ("b3", 0.6)):
-        scrape(table, f"m/{name}", kv=kv)
-    expected = told(table).expected_s
-    assert expected["m/b1"] < expected["m/b2"] < expected["m/b3"]
-    table.listen([], NOW + 60)
-    assert len(set(told(table, now=NOW + 60).expected_s.values())) == 1
 
 
 def test_nobody_to_choose_is_told_with_every_reason(table):
@@ -823,7 +807,7 @@ def test_a_request_goes_where_most_of_its_prompt_is_cached(table):
     prompt_s = table.get("m/b1").token_cost.prompt_s
     saved = (seconds["m/b1"] - seconds["m/b2"]) / prompt_s
     streams = 2  # itself, and one that may be there while nothing is known; as many are usual
-    assert saved == pytest.approx(900 * 2 * streams * table.get("m/b1").own_ratio)
+    assert saved == pytest.approx(900 * 2 * streams)
 
 
 def test_one_busy_backend_makes_no_miss_dearer_elsewhere(table):
