@@ -135,17 +135,17 @@ def anthropic_type(fault: Fault) -> str:
 
 
 _TOO_LONG: Final = {
-    # What clients of these two APIs look for when they decide to shorten the conversation.
-    Dialect.MESSAGES: "prompt is too long",
-    Dialect.RESPONSES: "Your input exceeds the context window of this model",
+    # What clients of these two APIs look for to shorten the conversation; the second: too much output.
+    Dialect.MESSAGES: ("prompt is too long", "exceed context limit"),
+    Dialect.RESPONSES: ("Your input exceeds the context window of this model",),
 }
 
 
 def _in_words_of(dialect: Dialect, fault: Fault) -> Fault:
-    words = _TOO_LONG.get(dialect)
-    if words is None or fault.code != "context_length_exceeded" or words in fault.message:
-        return fault
-    return replace(fault, message=f"{words}. {fault.message}")
+    words = _TOO_LONG.get(dialect, ())
+    by_prompt = fault.code == CONTEXT_CODE and fault.param not in _LIMITING_PARAMS
+    lacking = by_prompt and words and not any(each in fault.message for each in words)
+    return replace(fault, message=f"{words[0]}. {fault.message}") if lacking else fault
 
 
 def _retry_after(seconds: float) -> list[tuple[bytes, bytes]]:

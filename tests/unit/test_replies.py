@@ -92,6 +92,20 @@ def test_too_long_a_prompt_is_told_in_the_words_each_api_knows():
         assert b"maximum context length is 8 tokens" in error_body(error, "r", dialect)
 
 
+@pytest.mark.parametrize("dialect", [Dialect.MESSAGES, Dialect.RESPONSES])
+def test_a_prompt_is_not_called_too_long_where_the_output_is(dialect):
+    """LangChain would shorten a conversation that fits, in vain."""
+    ours = "input length and `max_tokens` exceed context limit: 100 + 40000 > 32768"
+    if dialect is Dialect.MESSAGES:
+        error = ContextLengthExceeded(ours, param="messages")
+        assert json.loads(error_body(error, "r", dialect))["error"]["message"] == ours
+    told = "max_output_tokens=64000 cannot be greater than max_model_len=32768."
+    _, engines, _ = normalised(400, envelope(told, param="max_output_tokens"), dialect)
+    assert engines["message"].startswith(
+        "This model's maximum context length is 32768 tokens. max_"
+    )
+
+
 @pytest.mark.parametrize(
     ("seconds", "whole", "millis"),
     [(0.2, b"1", b"1000"), (2.25, b"3", b"2250"), (500.0, b"30", b"30000")],
