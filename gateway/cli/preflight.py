@@ -7,7 +7,6 @@ is sent to a model.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,7 +125,9 @@ async def _preflight(loaded: Loaded, file: Path) -> tuple[list[str], list[Findin
     ]
     words = [visit.told() for of_pool in visits.values() for visit in of_pool]
     if loaded.config.redis is not None:
-        trouble = await _trouble(loaded.config.redis.get_secret_value())
+        keys = loaded.config.keys
+        shared = keys is not None and keys.shared
+        trouble = await _trouble(loaded.config.redis.get_secret_value(), lists=shared)
         words.append(f"redis {trouble or 'ok'}")
         if trouble:
             message = f"the Redis does not answer: {trouble}"
@@ -135,7 +136,7 @@ async def _preflight(loaded: Loaded, file: Path) -> tuple[list[str], list[Findin
     return words, [placed(remark, loaded, file) for remark in remarks]
 
 
-async def _trouble(url: str) -> str:
+async def _trouble(url: str, *, lists: bool) -> str:
     """Return why the Redis at a URL cannot be used as `serve` would; empty: it can."""
     from gateway.store.onredis import redis_store
 
@@ -148,9 +149,7 @@ async def _trouble(url: str) -> str:
         # A call's own budget may be over before names are looked up and TLS is agreed.
         while asyncio.get_running_loop().time() < ends_at:
             try:
-                lease = await store.acquire("check", secrets.token_hex(8))
-                if lease is not None:
-                    await store.release(lease)
+                await store.try_rights(lists=lists)
                 return ""
             except StoreUnavailable as error:
                 told = str(error)

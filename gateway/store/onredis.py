@@ -121,6 +121,16 @@ class RedisStore:
         found = await self.link.ask(scripts.TELL, keys, (word, by, told, after, *bounds))
         return Heard(found[0], found[1], found[2:])
 
+    async def try_rights(self, *, lists: bool) -> None:
+        """Try each command that a gateway uses; those of lists are for keys that gateways share.
+
+        Raises:
+            StoreUnavailable: Redis does not answer, or its user may not do that.
+        """
+        name = secrets.token_hex(8)
+        keys = [_key(name, kind) for kind in ("text", "hash", "set", "list")]
+        await self.link.ask(scripts.TRY, keys, [int(lists)])
+
     async def close(self) -> None:
         """See `SharedStore`."""
         await self.link.close()

@@ -237,3 +237,36 @@ async def fields_of(
             yield pair
         if str(at) == "0":
             return
+
+
+# KEYS: one for each kind of value, gone afterwards. ARGV: whether lists are needed, which only shared keys are kept in.
+# It tries each command that any script uses, but PUBLISH, which is not needed (a test compares).
+TRY: Final = Script("""
+local text, hash, set, list = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+redis.call('TIME')
+redis.call('SET', text, 1)
+redis.call('INCR', text)
+redis.call('GET', text)
+redis.call('PEXPIRE', text, 1000)
+redis.call('PTTL', text)
+redis.call('HSET', hash, 'a', 1)
+redis.call('HINCRBY', hash, 'a', 1)
+redis.call('HINCRBYFLOAT', hash, 'a', 1)
+redis.call('HGET', hash, 'a')
+redis.call('HMGET', hash, 'a', 'b')
+redis.call('HGETALL', hash)
+redis.call('HSCAN', hash, 0)
+redis.call('HLEN', hash)
+redis.call('HDEL', hash, 'a')
+redis.call('ZADD', set, 1, 'a')
+redis.call('ZCARD', set)
+redis.call('ZRANGEBYSCORE', set, 0, 1)
+redis.call('ZREMRANGEBYSCORE', set, 2, 3)
+redis.call('ZREM', set, 'a')
+if ARGV[1] == '1' then
+  redis.call('LPUSH', list, 1)
+  redis.call('LTRIM', list, 0, 1)
+  redis.call('LINDEX', list, 0)
+end
+return redis.call('DEL', text, hash, set, list)
+""")

@@ -15,12 +15,13 @@ import msgspec
 from gateway.store.scripts import PREFIX, Script, Scripted, fields_of
 from gateway.usage.entries import Entry, Place, Sums, summed
 
-KEPT_DAYS: Final = 400
+_KEPT_MS: Final = 400 * 86_400_000  # 400 days
 _JOURNALS: Final = f"{PREFIX}{{usage}}:ledgers"
 _MEASURES: Final = ("requests", "input", "cached", "output", "money")
 
 # KEYS: the last line that was counted of each ledger, then a hash for each day.
-# ARGV: ledger, first and last line, days that a hash is kept, then of each sum its day's place in KEYS, field, amount.
+# ARGV: ledger, first and last line, how long a hash is kept, in ms, then of each sum its day's place in KEYS, field,
+# amount.
 # Returns the last line that is counted by now.
 _COUNT: Final = Script("""
 local counted = tonumber(redis.call('HGET', KEYS[1], ARGV[1])) or 0
@@ -31,7 +32,7 @@ for at = 5, #ARGV, 3 do
   redis.call('HINCRBYFLOAT', KEYS[tonumber(ARGV[at])], ARGV[at + 1], ARGV[at + 2])
 end
 for place = 2, #KEYS do
-  redis.call('EXPIRE', KEYS[place], ARGV[4] * 86400)
+  redis.call('PEXPIRE', KEYS[place], ARGV[4])
 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 return tonumber(ARGV[3])
@@ -72,7 +73,7 @@ class SharedUsage:
         """Count lines of a ledger, all or none; return the last one that is counted by now."""
         sums = summed(entries)
         days = sorted({place[0] for place in sums})
-        args: list[str | int] = [journal_id, entries[0].n, entries[-1].n, KEPT_DAYS]
+        args: list[str | int] = [journal_id, entries[0].n, entries[-1].n, _KEPT_MS]
         for place, each in sums.items():
             day = days.index(place[0]) + 2
             for alias, part in {"": each, **(each.asked or {})}.items():

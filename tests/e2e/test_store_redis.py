@@ -165,6 +165,36 @@ def test_a_socket_and_a_user_of_few_rights_will_do():
             assert told == "it rejects the user or password"
 
 
+def test_a_right_that_is_missing_is_found_before_it_is_needed():
+    rights = ["+ping", "+eval", "+evalsha", "+@string", "+@hash", "+@sortedset"]
+    rights += ["+del", "+pttl", "+pexpire", "+time"]
+    for wanted in [*rights, "+@list"]:
+        given = [each for each in [*rights, "+@list"] if each != wanted]
+        with redis_server("--user", "default", "on", "nopass", "~gw1:*", *given) as server:
+            told = {lists: tried(server.url, lists) for lists in (True, False)}
+            refused = "its user may not run scripts or use keys that begin with gw1:"
+            assert told == {True: refused, False: "" if wanted == "+@list" else refused}
+
+
+def tried(url, lists):
+    async def story():
+        store = redis_store(url, SystemClock())
+        try:
+            async with asyncio.timeout(20):
+                while True:  # a busy machine may keep it from answering in time
+                    try:
+                        await store.try_rights(lists=lists)
+                        return ""
+                    except StoreUnavailable as error:
+                        if "may not" in str(error):
+                            return str(error)
+                        await asyncio.sleep(0.1)
+        finally:
+            await store.close()
+
+    return asyncio.run(story())
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import pathlib
+import re
 import time
 
 import pytest
@@ -97,6 +99,22 @@ async def test_two_gateways_count_together_and_again_what_redis_lost(tmp_path, s
     assert await until_told(1400) == told
     for each in gateways:
         await each.ends()
+
+
+@story
+async def test_usage_is_told_by_a_user_who_has_the_rights_that_are_documented(tmp_path, server):
+    text = (pathlib.Path(__file__).parents[2] / "deploy/OPERATIONS.md").read_text()
+    (user,) = re.findall(r"`ACL (SETUSER gateway [^`]*)`", text)
+    server.ask("ACL", *user.replace("PASSWORD", "s3cret").split())
+    gateway = LimitedGateway(server.url.replace("//", "//gateway:s3cret@"), tmp_path)
+    gateway.accounts.posted([record(received_at=SystemClock.now(), tokens=(10, 5))])
+    async with asyncio.timeout(20):
+        while not (await gateway.accounts.read([gateway.accounts.today()])).sums:
+            await gateway.accounts.turn()
+    await gateway.finds()
+    assert gateway.store.link.trouble == ""
+    assert server.ask("TTL", f"gw1:{{usage}}:{gateway.accounts.today()}") > 399 * DAY_S
+    await gateway.ends()
 
 
 @story
