@@ -137,7 +137,7 @@ def build(
     )
     chooser = Chooser(table)
     gate = Gate(table, chooser, clock)
-    tokens, shared_keys = keys_of(config, link, clock, lambda: handler.settings.config.tiers)
+    tokens, shared_keys = keys_of(config, link, clock, lambda: handler.settings)
     handler = Handler(
         settings=settings_for(
             config,

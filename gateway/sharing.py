@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gateway.access.effective import Tiers
 from gateway.access.keyfile import shared_pepper
 from gateway.access.redisstore import RedisKeys
 from gateway.access.sharedkeys import SharedKeys
@@ -22,6 +21,7 @@ from gateway.config.models import Config
 from gateway.core.aio import Clock
 from gateway.core.errors import ConfigError
 from gateway.core.events import Events
+from gateway.ingress.settings import Settings
 from gateway.limiting.limiter import Limiter
 from gateway.pools.table import PoolTable
 from gateway.rollout.rollouts import Rollouts
@@ -57,11 +57,11 @@ def shared_store(
 
 
 def keys_of(
-    config: Config, link: Scripted | None, clock: Clock, tiers: Callable[[], Tiers]
+    config: Config, link: Scripted | None, clock: Clock, settings: Callable[[], Settings]
 ) -> tuple[Tokens | None, SharedKeys | None]:
     """Return what reads the tokens of an identity provider, and the keys that replicas share, as of their copy.
 
-    None: no provider is named; keys are in a file.
+    None: no provider is named; keys are in a file. `settings` returns those that hold, later.
 
     Raises:
         ConfigError: the pepper cannot be used.
@@ -72,9 +72,10 @@ def keys_of(
         from gateway.access.tokens import Tokens
 
         tokens = Tokens(Issuer(config.keys.oidc, clock))
+        tokens.issuer.on_change.append(lambda: settings().keys.check_anew())
     if config.keys is None or not config.keys.shared or link is None:
         return tokens, None
-    keys = RedisKeys(link, shared_pepper(config.keys), tiers, clock.wall)
+    keys = RedisKeys(link, shared_pepper(config.keys), lambda: settings().config.tiers, clock.wall)
     shared = SharedKeys(keys, config.state / "keys.json", tokens)
     shared.read_copy()
     return tokens, shared

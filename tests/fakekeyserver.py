@@ -30,7 +30,7 @@ class FakeKeyServer:
         records, changed, history, self.generation = before
         self.records, self.changed, self.history = dict(records), dict(changed), [*history]
 
-    async def ask(self, script, keys, args, within_s=0.2):
+    async def ask(self, script, keys, args, within_s=0.2, late=None):
         self.asked.append(script)
         if self.down:
             raise StoreUnavailable("the connection was refused")

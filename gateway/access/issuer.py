@@ -2,7 +2,7 @@
 
 They are fetched before anybody is served, every ten minutes, and when a token names a key that is not
 known: at most once in thirty seconds, whatever tokens come. What was fetched last stays while the issuer does
-not answer.
+not answer. Whoever remembers a token hears when the keys change (`on_change`), for one may be withdrawn.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ class Issuer:
     def __init__(self, settings: OidcConfig, clock: Clock, page: Page = _page) -> None:
         self.settings = settings
         self._clock, self._page = clock, page
+        self.on_change: list[Callable[[], None]] = []
         self._keys: Mapping[str, SigningKey] | None = None
+        self._rows: list[dict[str, Any]] | None = None  # what the keys were read from
         self._asked_at: float | None = None  # when the last fetch ended
         self._wanted = asyncio.Event()
         self._told = ""  # what was last logged to be wrong
@@ -128,37 +130,47 @@ class Issuer:
         """
         try:
             async with asyncio.timeout(FETCH_S):
-                self._keys = await self._fetched()
+                rows = await self._fetched()
+            self._take(rows)
             self._tell("")
         except (OSError, ValueError, RecursionError) as error:
             self._tell(str(error) or f"no answer within {FETCH_S:g} s")
         self._asked_at = self._clock.now()
         self._wanted.clear()  # who asked meanwhile has what there is
 
-    async def _fetched(self) -> dict[str, SigningKey]:
-        """Return the keys that tokens may be signed with.
+    def _take(self, rows: list[dict[str, Any]]) -> None:
+        """Have tokens checked with the keys of these rows from now on.
 
         Raises:
-            OSError, ValueError: there are none to be had, and why.
+            ValueError: they have none.
+        """
+        if rows == self._rows:
+            return
+        keys = {str(each.get("kid", "")): key for each in rows if (key := _read(each)) is not None}
+        if not keys:
+            raise ValueError("it lists no key for signatures that anybody can check")
+        self._rows, self._keys = rows, keys
+        for heard in self.on_change:
+            heard()
+
+    async def _fetched(self) -> list[dict[str, Any]]:
+        """Return what the issuer lists of keys that tokens may be signed with.
+
+        Raises:
+            OSError, ValueError: it cannot be had, and why.
         """
         found = self.settings.jwks or await self._discovered()
         told = await self._page(found)
         rows = told.get("keys")
         if not isinstance(rows, list):
             raise ValueError("what it answers is no set of keys")
-        usable = [
+        return [
             each
             for each in rows
             if isinstance(each, dict)
             and each.get("kty") in _KINDS
             and each.get("use", "sig") == "sig"
         ]
-        keys = {
-            str(each.get("kid", "")): key for each in usable if (key := _read(each)) is not None
-        }
-        if not keys:
-            raise ValueError("it lists no key for signatures that anybody can check")
-        return keys
 
     async def _discovered(self) -> str:
         issuer = self.settings.issuer

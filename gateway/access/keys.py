@@ -38,7 +38,6 @@ _NEVER: Final = float("inf")
 _SEEN_MOST: Final = 4096  # headers remembered; more keys than that are checked anew each time
 _AGAIN_S: Final = 2.0  # the store is asked once a second
 _TOKEN_BEGINS: Final = b"eyJ"  # `{"` in base64, as every JWT; no key does
-_TOKEN_FRESH_S: Final = 600.0  # its issuer may have withdrawn the key that signed it
 _CHALLENGE: Final = "Send `Authorization: Bearer <key>`."
 
 
@@ -48,8 +47,7 @@ class Holder:
 
     record: KeyRecord
     caller: Caller
-    # When it, or the secret that was presented, stops working by itself; `inf`: never.
-    ends_s: float
+    ends_s: float  # when it, or the secret that was presented, ends by itself; `inf`: never
 
 
 class KeyRing:
@@ -104,6 +102,10 @@ class KeyRing:
     def __len__(self) -> int:
         return len(self._known)
 
+    def check_anew(self) -> None:
+        """Remember no header that was right: the keys that tokens are signed with have changed."""
+        self._seen.clear()
+
     def priorities(self, wall_now: float) -> frozenset[int]:
         """Return the priorities of its keys that can send requests now, and those that tokens can have."""
         found = {
@@ -146,22 +148,20 @@ class KeyRing:
 
         Raises:
             MissingKey: there is none (401).
-            AccessError: it is not a key of this ring, it ended, or there are two different ones
-                (401).
+            AccessError: it is no key of this ring, it ended, or there are two different ones (401).
             WrongKind: it is a key for the admin API or for metrics (403).
             KeysUnknown: the store of the keys did not answer yet (503).
         """
         if x_api_key is None and api_key is None and authorization is not None:
-            if (seen := self._seen.get(authorization)) is not None:
-                caller, ends_s = seen
-                if wall_now < ends_s:
-                    return caller
+            seen = self._seen.get(authorization)
+            if seen is not None and wall_now < seen[1]:
+                return seen[0]
             holder = self.identify(authorization, None, None, wall_now)
             _check_kind(holder.record)
             if len(self._seen) >= _SEEN_MOST:  # tokens come and go
                 self._seen.clear()
-            again_s = _NEVER if holder.record.secrets else wall_now + _TOKEN_FRESH_S
-            self._seen[authorization] = (holder.caller, min(holder.ends_s, again_s))
+            if authorization.count(b" ") == 1:  # with more of them a key has any number of headers
+                self._seen[authorization] = holder.caller, holder.ends_s
             return holder.caller
         holder = self.identify(authorization, x_api_key, api_key, wall_now)
         _check_kind(holder.record)
@@ -267,6 +267,9 @@ class OpenRing:
     def holder(self, key_id: str, wall_now: float) -> Caller | None:
         """Return nobody: there are no keys."""
         return None
+
+    def check_anew(self) -> None:
+        """Nothing is remembered."""
 
 
 def check_address(caller: Caller, host: str | None) -> None:

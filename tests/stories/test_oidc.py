@@ -46,4 +46,8 @@ async def test_a_token_is_a_key_with_limits_usage_and_an_end():
             lines = world.access_lines()
             assert {line["tenant"] for line in lines if line["status"] == 200} == {"acme", "test"}
             assert token not in json.dumps(lines)
-        assert provider.asked == 1
+            assert provider.asked == 1
+            provider.keys = {"k2": next(iter(provider.keys.values()))}
+            assert (await ask(world, token)).status_code in (200, 429)  # it is remembered
+            await world.process.tokens.issuer.fetch()
+            assert (await ask(world, token)).status_code == 401

@@ -36,6 +36,7 @@ class Desk:
         told = {"issuer": self.provider.url, "audience": AUDIENCE, **settings}
         self.issuer = Issuer(OidcConfig.model_validate(told), self.clock, self.provider.page)
         self.ring = KeyRing((), b"p" * 32, TIERS, tokens=Tokens(self.issuer))
+        self.issuer.on_change.append(self.ring.check_anew)
 
     def fetch(self):
         asyncio.run(self.issuer.fetch())
@@ -116,13 +117,25 @@ def test_a_token_holds_until_it_ends_and_not_before_it_begins(desk):
     assert desk.caller(early, NOW - 69)  # clocks differ
 
 
-def test_a_token_whose_signing_key_was_withdrawn_ends_within_ten_minutes(desk):
+def test_a_token_whose_signing_key_was_withdrawn_ends_once_that_is_known(desk):
     token = desk.provider.token()
     assert desk.caller(token)
     desk.provider.keys = {"k2": OTHER}
-    desk.fetch()
     assert desk.caller(token, NOW + 599)
-    assert "does not list" in desk.refusal(token, NOW + 600).message
+    desk.fetch()
+    assert "does not list" in desk.refusal(token, NOW + 599).message
+
+
+def test_what_the_provider_lists_as_before_has_no_token_checked_again(desk):
+    heard = []
+    desk.issuer.on_change.append(lambda: heard.append(1))
+    desk.fetch().fetch()
+    assert not heard
+    desk.provider.broken = True
+    desk.fetch()
+    desk.provider.broken, desk.provider.keys = False, {"k2": OTHER}
+    desk.fetch()
+    assert heard == [1]
 
 
 @pytest.mark.parametrize(

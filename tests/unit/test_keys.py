@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import re
 import stat
+import tracemalloc
 
 import pytest
 
@@ -79,6 +80,19 @@ def test_the_scheme_may_be_written_in_any_case(path, scheme):
     made = create(path, name="a", wall_now=NOW)
     ring = KeyRing.load(path)
     assert ring.authenticate(scheme + made.key.encode(), None, None, NOW).key_id == made.id
+
+
+def test_headers_that_a_client_fills_with_spaces_are_not_remembered(path):
+    """Else who has one key could have 128 MiB kept: a head may have 32 KiB."""
+    made = create(path, name="a", wall_now=NOW)
+    ring = KeyRing.load(path)
+    tracemalloc.start()
+    for spaces in range(20_000, 20_500):
+        sent = b"Bearer%b%b" % (b" " * spaces, made.key.encode())
+        assert ring.authenticate(sent, None, None, NOW).key_id == made.id
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 1_000_000
 
 
 def test_each_of_the_three_headers_carries_a_key(path):
