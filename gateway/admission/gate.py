@@ -30,16 +30,9 @@ from gateway.config.models import PoolConfig
 from gateway.core.aio import Clock
 from gateway.core.endpoints import NO_ENGINE
 from gateway.core.errors import GatewayError, Rejected
+from gateway.core.exclusion import Chance
 from gateway.core.traffic import Queued
-from gateway.core.types import (
-    Ask,
-    Chance,
-    Exclusion,
-    Outcome,
-    RequestRecord,
-    Route,
-    Slot,
-)
+from gateway.core.types import Ask, Exclusion, Outcome, RequestRecord, Route, Slot
 from gateway.pools.table import Backend, PoolTable
 
 _TENANTS_COUNTED: Final = 32  # among more, a position is an estimate that costs too much

@@ -17,7 +17,6 @@ import msgspec
 from gateway.core.asked import NOTHING_ASKED, Asked
 from gateway.core.asked import Caller as Caller
 from gateway.core.endings import Attempt, Barrier, Ending
-from gateway.core.exclusion import Chance as Chance
 from gateway.core.exclusion import Exclusion as Exclusion
 from gateway.core.limits import Price, Taken
 from gateway.core.prefix import Prefix, SentPrompt
@@ -145,6 +144,7 @@ class Call(msgspec.Struct, frozen=True):
     places: Places | None = None  # of a large JSON body, which is never decoded as a whole
     tells_ids: bool = False  # the backend is to tell the ids of all tokens: see `resume.stream`
     messages_only: bool = False  # nothing else in the body tells its prompt, or names a session
+    event_tokens: int = 1  # of a stream: as many of one choice come together, but for the first
 
     @property
     def hides_usage(self) -> bool:

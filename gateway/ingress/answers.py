@@ -27,7 +27,16 @@ from gateway.core.errors import (
     Unavailable,
     UpstreamError,
 )
-from gateway.core.types import Ask, Call, Dialect, Outcome, RequestRecord, Usage, UsageSource
+from gateway.core.types import (
+    Ask,
+    Call,
+    Demand,
+    Dialect,
+    Outcome,
+    RequestRecord,
+    Usage,
+    UsageSource,
+)
 from gateway.ingress.downstream import Downstream
 from gateway.ingress.heads import header_lines
 from gateway.limiting.rules import header_lines as header_lines_of
@@ -252,7 +261,7 @@ class _VeiledPlain(PlainWatch):
         return super().close() + self._veil.end()
 
 
-def used(watch: Watch, reply: Reply, record: RequestRecord) -> Usage | None:
+def used(watch: Watch, reply: Reply, record: RequestRecord, call: Call) -> Usage | None:
     """Return the usage of what was passed on: as the backend told it, else counted.
 
     By its token ids, if they are kept: an event may have several tokens, or none. Else by the events that came.
@@ -270,7 +279,21 @@ def used(watch: Watch, reply: Reply, record: RequestRecord) -> Usage | None:
         return Usage(began.prompt_tokens, watch.events, UsageSource.COUNTED, began.cached_tokens)
     exact = demand is not None and demand.exact
     source = UsageSource.COUNTED if exact else UsageSource.ESTIMATED
-    return Usage(need.prompt_tokens if need is not None else 0, watch.events, source)
+    written = _written(call, watch.events, demand)
+    return Usage(need.prompt_tokens if need is not None else 0, written, source)
+
+
+def _written(call: Call, events: int, demand: Demand | None) -> int:
+    """Return how many tokens so many events have at most; of each choice the first one comes by itself.
+
+    In a chat it comes behind an event with the role.
+    """
+    first = call.choices * (2 if call.dialect is Dialect.CHAT else 1)
+    if call.event_tokens == 1 or events <= first:
+        return events
+    tokens = first + (events - first) * call.event_tokens
+    most = None if demand is None else demand.max_new_tokens
+    return tokens if most is None else min(tokens, max(events, most * call.choices))
 
 
 def as_told(error: GatewayError, down: Downstream, record: RequestRecord) -> GatewayError:

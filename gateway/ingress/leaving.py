@@ -21,7 +21,8 @@ from msgspec import structs
 from gateway.admission.gate import Gate
 from gateway.core.aio import Clock
 from gateway.core.errors import StreamMoved, UpstreamError
-from gateway.core.types import Ask, Chance, Demand, Endpoint, Phase, Slot
+from gateway.core.exclusion import Chance
+from gateway.core.types import Ask, Demand, Endpoint, Phase, Slot
 from gateway.pools.table import Backend, PoolTable
 from gateway.resume.recited import RecitedStream
 from gateway.resume.stream import TrailedStream

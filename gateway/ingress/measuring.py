@@ -14,11 +14,11 @@ from msgspec import structs
 from gateway.admission.gate import Gate
 from gateway.core.aio import beside
 from gateway.core.errors import ContextLengthExceeded, Overloaded
+from gateway.core.exclusion import Chance
 from gateway.core.types import (
     SERVING,
     Ask,
     Call,
-    Chance,
     Demand,
     Endpoint,
     Phase,

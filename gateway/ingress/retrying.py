@@ -24,7 +24,8 @@ from gateway.core.errors import (
     StreamMoved,
     UpstreamError,
 )
-from gateway.core.types import Ask, Call, Chance, ModelsSeen, RequestRecord, Slot, TrafficFailed
+from gateway.core.exclusion import Chance
+from gateway.core.types import Ask, Call, ModelsSeen, RequestRecord, Slot, TrafficFailed
 from gateway.ingress.downstream import Downstream
 from gateway.ingress.leaving import pass_over, what_runs
 from gateway.ingress.measuring import Measuring

@@ -47,6 +47,7 @@ class Ask:
     stream: bool
     include_usage: bool
     usage_always: bool
+    stream_interval: int  # tokens of one chunk, but for the first of each choice
     stop: tuple[str, ...]
     ignore_eos: bool
     control: Control
@@ -146,6 +147,7 @@ def parse_ask(path: str, body: dict[str, Any], config: SimConfig, adapters: list
         stream=bool(body.get("stream")) and path != CHAT_BATCH,
         include_usage=bool(options.get("include_usage")),
         usage_always=bool(options.get("include_usage") and options.get("continuous_usage_stats")),
+        stream_interval=_interval(path, body),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         ignore_eos=bool(body.get("ignore_eos")),
         control=control,
@@ -156,6 +158,17 @@ def parse_ask(path: str, body: dict[str, Any], config: SimConfig, adapters: list
         begun_tokens=begun_tokens,
         body=body,
     )
+
+
+def _interval(path: str, body: dict[str, Any]) -> int:
+    if path not in (CHAT, COMPLETIONS):
+        return 1
+    interval = _integer(body, "stream_interval")
+    if interval is not None and interval < 1:
+        raise bad_value(
+            f"stream_interval must be at least 1, got {interval}.", "stream_interval", interval
+        )
+    return interval or 1
 
 
 def _given_ids(body: dict[str, Any], config: SimConfig) -> tuple[int, ...] | None:

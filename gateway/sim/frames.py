@@ -111,7 +111,7 @@ class ChatWriter:
         if piece.token is None and index not in self._begun:
             return frames  # aborted before any token: vLLM sends no finish reason at all
         self._begun.add(index)
-        self._tokens += piece.token is not None
+        self._tokens += 0 if piece.token is None else piece.tokens
         choice: dict[str, Any] = {
             "index": index,
             "delta": self._delta(piece),
@@ -254,7 +254,7 @@ class CompletionsWriter:
         if first and piece.token is None:
             return []
         self._begun.add(index)
-        self._tokens += piece.token is not None
+        self._tokens += 0 if piece.token is None else piece.tokens
         ask = self._head.ask
         ids = [piece.token] if ask.return_token_ids and piece.token is not None else None
         choice = {

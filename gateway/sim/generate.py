@@ -89,7 +89,7 @@ async def generate(state: SimState, request: Received, reply: Reply, body: dict[
         if poison is not None and str(poison.arg) in ask.text:
             state.die()
         if ask.stream:
-            await _stream(run, writer, request, reply)
+            await _stream(run, writer, request, reply, ask.stream_interval)
         else:
             await _whole(run, writer, request, reply)
     finally:
@@ -144,7 +144,24 @@ def _prompt_texts(ask: Ask) -> list[str]:
     return [one if isinstance(one, str) else "" for one in several]
 
 
-async def _stream(run: _Run, writer: Writer, request: Received, reply: Reply) -> None:
+async def _together(pieces: AsyncIterator[Piece], interval: int) -> AsyncIterator[Piece]:
+    """Give the first token of each choice by itself, then so many at a time, and at last what is left."""
+    begun: set[int] = set()
+    held: dict[int, Piece] = {}
+    async for piece in pieces:
+        index = piece.plan.index
+        if (before := held.pop(index, None)) is not None:
+            piece = replace(piece, text=before.text + piece.text, tokens=before.tokens + 1)
+        if index in begun and piece.finish is None and piece.tokens < interval:
+            held[index] = piece
+        else:
+            begun.add(index)
+            yield piece
+
+
+async def _stream(
+    run: _Run, writer: Writer, request: Received, reply: Reply, interval: int
+) -> None:
     reply.start_stream(200, EVENT_STREAM)
     open_plans = {plan.index: plan for plan in run.plans.values()}
     try:
@@ -152,11 +169,12 @@ async def _stream(run: _Run, writer: Writer, request: Received, reply: Reply) ->
             await reply.chunk(frame)
         if run.cut is not None and run.cut.number == 0:
             return await _break_stream(run.cut, writer, reply, list(open_plans.values()))
-        async for piece in run.pieces():
+        pieces = run.pieces()
+        async for piece in _together(pieces, interval) if interval > 1 else pieces:
             writer.cache = piece.cache
             for frame in writer.piece(piece):
                 await reply.chunk(frame)
-            request.tokens_emitted += 1
+            request.tokens_emitted += piece.tokens
             if piece.finish is not None:
                 del open_plans[piece.plan.index]
             if run.cut is not None and run.cut.number == request.tokens_emitted:

@@ -43,7 +43,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One token on its way out. `token` is None in the empty ending of an aborted reply."""
+    """One token on its way out, or several. `token` is None in the empty ending of an aborted reply."""
 
     plan: Plan
     position: int
@@ -51,6 +51,7 @@ class Piece:
     token: int | None
     finish: str | None
     cache: CacheUse | None = None  # None: not to be told
+    tokens: int = 1  # whose text it has; `position` and `token` are the last one's
 
     @property
     def calls(self) -> bool:

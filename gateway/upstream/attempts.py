@@ -34,7 +34,7 @@ from enum import Enum
 from typing import Final
 
 from gateway.core.errors import ConnectFailed, EngineFull, StaleConnection, UpstreamError
-from gateway.core.types import Chance
+from gateway.core.exclusion import Chance
 
 MAX_ATTEMPTS: Final = 3
 BUDGET_RATIO: Final = 0.2

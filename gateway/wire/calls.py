@@ -189,6 +189,7 @@ def measured_call(
         content_type=content_type,
         asked=measure.asked(choices=choices, prompts=prompts.count, prompts_field=prompts.field),
         fields=fields,
+        event_tokens=max(1, seen.stream_interval or 1) if usage_on_request else 1,
     )
 
 

@@ -39,6 +39,7 @@ class Peek(msgspec.Struct):
     tools: Raw = Raw()
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    stream_interval: Integer | None = None
     n: Integer | None = None
     max_tokens: Integer | None = None
     max_completion_tokens: Integer | None = None
@@ -145,7 +146,10 @@ _LAX_FIELDS: Final[dict[str, Callable[[Any], Any]]] = {
     "stream": lax_bool,
     "stream_options": _lax_options,
     **dict.fromkeys(
-        ["n", "max_tokens", "max_completion_tokens", "max_output_tokens", "truncate_prompt_tokens"],
+        [
+            *("stream_interval", "n", "max_tokens", "max_completion_tokens", "max_output_tokens"),
+            "truncate_prompt_tokens",
+        ],
         lax_int,
     ),
 }

@@ -11,7 +11,7 @@ from gateway.core.errors import (
     StaleConnection,
     StreamBroke,
 )
-from gateway.core.types import Chance
+from gateway.core.exclusion import Chance
 from gateway.upstream.attempts import (
     BUDGET_FLOOR,
     BUDGET_RATIO,

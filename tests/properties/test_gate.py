@@ -8,8 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from gateway.core.endings import Ending
 from gateway.core.errors import ContextLengthExceeded, Rejected
+from gateway.core.exclusion import Chance
 from gateway.core.traffic import NOTHING_QUEUED
-from gateway.core.types import Chance, LoadSample, Phase, ShedReason, TrafficFailed
+from gateway.core.types import LoadSample, Phase, ShedReason, TrafficFailed
 from gateway.pools.health import Order
 from gateway.routing.choice import Chooser
 from tests.gatehouse import CAPACITY, HeldLoop, House, passes, turns

@@ -1,5 +1,7 @@
 """Usage, as operators read it: one settlement for each request."""
 
+import pytest
+
 from gateway.sim.config import SimConfig
 from gateway.usage.journal import every_entry
 from tests.stories.stubs import free_url
@@ -62,6 +64,29 @@ async def test_a_large_reply_costs_what_its_beginning_tells():
             *_, line = every_entry(world.process.config.state / "usage")
             assert (line.input, line.output, line.source) == (told, 0, "upstream")
         assert len(reply.content) > 256 * 1024
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@story
+async def test_a_client_that_leaves_pays_for_all_that_an_event_held(path):
+    """Else one event of a thousand tokens, all that its client wants to have, would cost as one token."""
+    said = "[[sim:itl=2ms]] hello"
+    body = {"model": "m", "stream": True, "stream_interval": 60, "max_tokens": 100}
+    body["prompt" if path == "/v1/completions" else "messages"] = (
+        said if path == "/v1/completions" else [{"role": "user", "content": said}]
+    )
+    async with gateway(SIM) as world:
+        async with world.http.stream("POST", path, json=body) as reply:
+            async for line in reply.aiter_lines():
+                if len(line) > 400:  # 60 tokens
+                    break
+        await world.settled()
+        world.process.ledger.post()
+        await world.process.accounts.turn()
+        (line,) = every_entry(world.process.config.state / "usage")
+        (seen,) = world.sims[0].received(path)
+        assert seen.tokens_emitted >= 61
+        assert 61 <= line.output <= 62  # of a chat the event with the role counts, too
 
 
 @story

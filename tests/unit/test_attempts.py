@@ -14,7 +14,7 @@ from gateway.core.errors import (
     StreamBroke,
     UpstreamError,
 )
-from gateway.core.types import Chance
+from gateway.core.exclusion import Chance
 from gateway.upstream.attempts import MAX_ATTEMPTS, Budget, Next, adds_load, after, pause_s
 
 TELL, ELSEWHERE, FRESH, AGAIN = Next.TELL, Next.ELSEWHERE, Next.FRESH_CONNECTION, Next.AGAIN

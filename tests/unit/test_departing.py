@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 from msgspec import Raw
 
-from gateway.core.types import Ask, Caller, Chance, Phase, Route
+from gateway.core.exclusion import Chance
+from gateway.core.types import Ask, Caller, Phase, Route
 from gateway.counting.ids import Prompt
 from gateway.ingress.departing import Departing, Departure
 from gateway.ingress.measuring import Measuring

@@ -7,13 +7,12 @@ import pytest
 
 from gateway.admission.decisions import State
 from gateway.core.errors import ContextLengthExceeded, Overloaded, TooManyWaiting, Unavailable
-from gateway.core.exclusion import Exclusion
+from gateway.core.exclusion import Chance, Exclusion
 from gateway.core.prefix import Prefix
 from gateway.core.traffic import Queued
 from gateway.core.types import (
     Call,
     Caller,
-    Chance,
     Demand,
     Dialect,
     Endpoint,
