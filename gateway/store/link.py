@@ -41,9 +41,11 @@ _MOST_WAITING: Final = 4096
 _CODE: Final = re.compile(r"[A-Z]{3,20}\b")
 _SLOW: Final = f"it did not answer within {BUDGET_S * 1000:.0f} ms"
 LOST: Final = (failures.RedisError, failures.RedisClusterException, OSError, TimeoutError)
+_DENIED: Final = "its user may not run scripts or use keys that begin with gw1:"
+_DENIED_WITHIN: Final = "can't run this command"  # how Redis 7.0 tells it of a command in a script
 _WORDS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (failures.AuthenticationError, "it rejects the user or password"),
-    (failures.NoPermissionError, "its user may not run scripts or use keys that begin with gw1:"),
+    (failures.NoPermissionError, _DENIED),
     (failures.ReadOnlyError, "it is a replica, which takes no writes"),
     (failures.OutOfMemoryError, "its memory is full (maxmemory)"),
     (failures.BusyLoadingError, "it is still loading its data"),
@@ -249,5 +251,7 @@ def why(error: BaseException | None) -> str:
             if isinstance(error, kind):
                 return words
         error = error.__cause__ or error.__context__
+    if isinstance(first, failures.ResponseError) and _DENIED_WITHIN in str(first):
+        return _DENIED
     code = _CODE.match(str(first)) if isinstance(first, failures.ResponseError) else None
     return f"it answers with the error {code[0]}" if code else "it cannot be reached"
