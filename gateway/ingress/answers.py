@@ -261,7 +261,7 @@ class _VeiledPlain(PlainWatch):
         return super().close() + self._veil.end()
 
 
-def used(watch: Watch, reply: Reply, record: RequestRecord, call: Call) -> Usage | None:
+def used(watch: Watch, reply: Reply, record: RequestRecord, ask: Ask) -> Usage | None:
     """Return the usage of what was passed on: as the backend told it, else counted.
 
     By its token ids, if they are kept: an event may have several tokens, or none. Else by the events that came.
@@ -279,21 +279,22 @@ def used(watch: Watch, reply: Reply, record: RequestRecord, call: Call) -> Usage
         return Usage(began.prompt_tokens, watch.events, UsageSource.COUNTED, began.cached_tokens)
     exact = demand is not None and demand.exact
     source = UsageSource.COUNTED if exact else UsageSource.ESTIMATED
-    written = _written(call, watch.events, demand)
+    written = _written(ask, watch.events, demand)
     return Usage(need.prompt_tokens if need is not None else 0, written, source)
 
 
-def _written(call: Call, events: int, demand: Demand | None) -> int:
+def _written(ask: Ask, events: int, demand: Demand | None) -> int:
     """Return how many tokens so many events have at most; of each choice the first one comes by itself.
 
-    In a chat it comes behind an event with the role.
+    In a chat it comes behind an event with the role. No choice has more than it may, or than the window holds.
     """
+    call = ask.call
     first = call.choices * (2 if call.dialect is Dialect.CHAT else 1)
-    if call.event_tokens == 1 or events <= first:
+    most = (None if demand is None else demand.max_new_tokens) or ask.route.widest_tokens
+    if call.event_tokens == 1 or events <= first or most is None:
         return events
     tokens = first + (events - first) * call.event_tokens
-    most = None if demand is None else demand.max_new_tokens
-    return tokens if most is None else min(tokens, max(events, most * call.choices))
+    return min(tokens, max(events, most * call.choices))
 
 
 def as_told(error: GatewayError, down: Downstream, record: RequestRecord) -> GatewayError:

@@ -159,7 +159,7 @@ class Passing:
                 departure.close()
             down.relay = None
             record.first_byte_at = down.started_at
-            record.usage = used(watch, reply, record, ask.call)
+            record.usage = used(watch, reply, record, ask)
         if error is not None:
             raise error
         whole = None if down.gathering is None else down.gathering.reply()

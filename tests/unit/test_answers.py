@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from msgspec import structs
 
 from gateway.core.errors import BackendBroke, MisdirectedReply, ReplyTooLarge, RequestQuarantined
 from gateway.core.limits import Amounts
@@ -33,6 +34,10 @@ SAYS_ABORT = (
 
 def reply(content_type=b"application/json", status=200):
     return Reply(status, {b"content-type": content_type}, None, None)
+
+
+def asked(call=CHAT, window_tokens=None):
+    return SimpleNamespace(call=call, route=SimpleNamespace(widest_tokens=window_tokens))
 
 
 def record(*, exact=False):
@@ -153,7 +158,7 @@ def test_a_stream_is_judged_in_its_dialect():
 def test_the_usage_is_the_backends_own_where_it_told_one():
     watch = watch_over(reply(), CHAT, "r", 1 << 20)
     watch.feed(SAYS_ABORT)
-    assert used(watch, reply(), record(), CHAT) == Usage(7, 2, UsageSource.UPSTREAM)
+    assert used(watch, reply(), record(), asked()) == Usage(7, 2, UsageSource.UPSTREAM)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +168,17 @@ def test_else_it_is_what_came_and_the_prompt_that_was_expected_not_its_bound(exa
     stream = reply(b"text/event-stream")
     watch = watch_over(stream, CHAT, "r", 1 << 20)
     watch.feed(b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null}]}\n\n')
-    assert used(watch, stream, record(exact=exact), CHAT) == Usage(9, 1, source)
+    assert used(watch, stream, record(exact=exact), asked()) == Usage(9, 1, source)
+
+
+@pytest.mark.parametrize(("window_tokens", "output"), [(4096, 4096), (None, 3)])
+def test_an_event_of_more_tokens_than_can_be_is_charged_what_can_be(window_tokens, output):
+    call = structs.replace(CHAT, stream=True, event_tokens=10**9)
+    stream = reply(b"text/event-stream")
+    watch = watch_over(stream, call, "r", 1 << 20)
+    for _ in range(3):
+        watch.feed(b'data: {"choices":[{"index":0,"delta":{"content":"x"}}]}\n\n')
+    assert used(watch, stream, record(), asked(call, window_tokens)).completion_tokens == output
 
 
 @pytest.mark.parametrize(
@@ -184,7 +199,7 @@ def test_of_a_stream_whose_token_ids_are_kept_they_are_counted_not_its_events(fr
     for each in frames:
         watch.feed(head + each + b"}]}\n\n")
     stream = reply(b"text/event-stream")
-    assert used(watch, stream, record(), CHAT) == Usage(2, 3, UsageSource.COUNTED)
+    assert used(watch, stream, record(), asked()) == Usage(2, 3, UsageSource.COUNTED)
 
 
 def test_a_large_reply_may_tell_its_usage_before_all_else():
@@ -193,20 +208,20 @@ def test_a_large_reply_may_tell_its_usage_before_all_else():
     watch.feed(b'{"id":"rerank-1","model":"m","us')
     watch.feed(b'age":{"prompt_tokens":7,"total_tokens":7},"results":[' + b"x" * 300_000)
     watch.feed(b"]}")
-    assert used(watch, reply(), record(), CHAT) == Usage(7, 0, UsageSource.UPSTREAM)
+    assert used(watch, reply(), record(), asked()) == Usage(7, 0, UsageSource.UPSTREAM)
 
 
 def test_the_reads_that_a_large_reply_came_in_are_no_tokens():
     watch = watch_over(reply(), AUDIO, "r", 1 << 20)
     watch.feed(b"x" * 300_000)
     watch.feed(b"x")
-    assert used(watch, reply(), record(), CHAT) is None
+    assert used(watch, reply(), record(), asked()) is None
 
 
 def test_an_error_has_no_usage():
     watch = watch_over(reply(status=400), CHAT, "r", 1 << 20)
     watch.feed(b'{"error": {}}')
-    assert used(watch, reply(status=400), record(), CHAT) is None
+    assert used(watch, reply(status=400), record(), asked()) is None
 
 
 def test_the_usage_of_raw_vectors_is_in_a_header_that_the_client_gets():
@@ -220,7 +235,7 @@ def test_the_usage_of_raw_vectors_is_in_a_header_that_the_client_gets():
     large = Reply(200, headers, None, None)
     watch = watch_over(large, call, "r", 1 << 20)
     watch.feed(b"\0" * 300_000)
-    assert used(watch, large, record(), CHAT) == Usage(5, 0, UsageSource.UPSTREAM)
+    assert used(watch, large, record(), asked()) == Usage(5, 0, UsageSource.UPSTREAM)
 
 
 def test_a_reply_without_a_type_is_json():
