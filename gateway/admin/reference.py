@@ -20,8 +20,8 @@ The same as OpenAPI 3.1, with the shapes of all answers: `GET /admin/openapi.jso
 - **Who may.** A token has a role (`admin.tokens`), and each role includes those before it: `metrics`, `viewer`,
   `operator`, `admin`. `admin.token` is an admin. Without any token, whoever can reach the listener is.
 - **Names.** A backend is POOL/NAME; slashes may be written as they are.
-- **Questions.** A query parameter that an endpoint does not know, or that is given twice, is a 400. `/livez`, `/readyz`
-  and `/metrics` ignore those.
+- **Questions.** A query parameter that an endpoint does not know, or that has two values, is a 400. `/livez`, `/readyz`
+  and `/metrics` ignore those that they do not know.
 - **Lists** take `limit` and `after`, and answer `data`, `has_more`, `first_id`, `last_id`. Ask for the next page with
   `after` set to `last_id`.
 - **Changes** are POST or PATCH of JSON, and say so (`content-type: application/json`); no body counts as `{}`.

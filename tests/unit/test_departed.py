@@ -126,32 +126,27 @@ def test_what_another_worker_counted_is_dropped_for_good_and_counted_anew():
     assert world.shown() == {"b1": 1}
 
 
-def test_what_is_counted_anew_after_a_drop_is_not_less_than_nothing():
+def window_after_a_drop(count):
+    """Return the last five minutes, of a backend that `count`s in them for the first time since it was dropped."""
     world = World("b1")
     series = Series(world.metrics, world)
     for _ in range(100):
-        world.serves("b1")
+        count(world, "b1")
     world.shown()
     world.names.clear()
     world.passes(KEPT_S)
     series.end_bucket()  # which still has what was counted before
     world.passes(LOOK_EVERY_S)
     world.names.append("b1")
-    world.serves("b1")
-    (counts,) = series.window(RECENT_S).backend_ttfts().values()
+    count(world, "b1")
+    return series.window(RECENT_S)
+
+
+def test_what_is_counted_anew_after_a_drop_is_not_less_than_nothing():
+    (counts,) = window_after_a_drop(World.serves).backend_ttfts().values()
     assert (sum(counts), min(counts)) == (1, 0)
 
 
 def test_a_failure_that_is_counted_anew_after_a_drop_is_told():
-    world = World("b1")
-    series = Series(world.metrics, world)
-    for _ in range(3):
-        world.fails("b1")
-    world.shown()
-    world.names.clear()
-    world.passes(KEPT_S)
-    series.end_bucket()  # which still has what was counted before
-    world.passes(LOOK_EVERY_S)
-    world.names.append("b1")
-    world.fails("b1")
-    assert [sum(told.values()) for told in series.window(RECENT_S).failures().values()] == [1]
+    failures = window_after_a_drop(World.fails).failures()
+    assert [sum(told.values()) for told in failures.values()] == [1]
