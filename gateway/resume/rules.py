@@ -40,7 +40,7 @@ from gateway.wire.objects import is_given
 
 _HARMLESS: Final = frozenset(
     {
-        *("model", "stream", "stream_options", "n"),
+        *("model", "stream", "stream_options", "stream_interval", "n"),
         *("max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos", "stop_token_ids"),
         *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "logit_bias"),
         *("parallel_tool_calls", "skip_special_tokens", "add_special_tokens"),

@@ -253,9 +253,7 @@ class Trail(Sight):
         """Whether another backend can go on from where it is."""
         if self._prompt is None or self.strayed or not self._read() or self._seam.lost:
             return False
-        if not self.reasoned:
-            return True
-        return not self._holds_back and (self.parsed or not self._seam.again)
+        return not (self.reasoned and self._holds_back)
 
     @property
     def is_plain(self) -> bool:
@@ -287,7 +285,7 @@ class Trail(Sight):
     @property
     def unsure(self) -> list[int]:
         """The tokens behind the seam, some of which showed `again`; none where their text is not all of it."""
-        if self._holds_back or (self.reasoned and not self.parsed) or not self._seam.again:
+        if self._holds_back or not self._seam.again:
             return []
         behind = bytes(self._ids[self._seam.ids_bytes : self._seam.shown_ids_bytes])
         return _numbers(behind.removesuffix(b",")) or []

@@ -509,6 +509,21 @@ def test_what_an_sdk_sends_by_default_does_not_keep_it_from_going_on(more):
     check()
 
 
+@pytest.mark.parametrize("path", PATHS[:2])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_stream_whose_frames_have_several_tokens_goes_on(path, temperature):
+    @story
+    async def check():
+        async with gateway(SIM, SIM) as world:
+            more = {"stream_interval": 4, "temperature": temperature}
+            whole = await read(world, path, **more)
+            resumed = await read(world, path, fault="reset_after:7", **more)
+            assert text(resumed) == text(whole)
+            assert chunks(resumed)[-1]["usage"] == chunks(whole)[-1]["usage"]
+
+    check()
+
+
 def test_a_stream_without_a_stated_length_goes_on_to_its_own_end():
     @story
     async def check():

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from gateway.core.endings import Barrier
 from gateway.core.types import Phase
 from gateway.counting.tokens import BackendCounter
 from gateway.ingress.measuring import Measuring
@@ -192,6 +193,43 @@ def test_behind_reasoning_the_seam_lies_where_what_was_shown_is_said_once(text, 
     assert (watch.rest() is not None) is (reply is not None)
     if reply is not None:
         assert len(watch.trail.reached().reply) == reply
+
+
+def broken_reasoning(temperature, *frames):
+    watch = stream(call(temperature=temperature))
+    for each in (role([1]), thought("c", [0]), *frames):
+        watch.feed(each)
+    assert watch.broken(FAULT) == b""
+    return watch
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize(
+    ("texts", "frames", "reply"),
+    [
+        (["d", "e"], [thought("de", [1, 2])], 3),
+        (["d", "e\ufffd"], [thought("de", [1, 2])], None),  # of the last token, a part was shown
+        (["d", "\ufffd"], [thought("d", [1, 2])], 2),
+        (["d", "</think>"], [thought("d", [1, 2])], 2),
+        (["d", "e", "f"], [thought("de", [1, 2]), thought("f", [3])], 4),
+        (["d", "e", "</think>"], [thought("de", [1, 2]), frame(None, [3])], 3),
+        (["</think>", "x", "x"], [frame("xx", [1, 2, 3])], 4),
+        (["d", "</think>", "x"], [frame("x", [1, 2, 3], reasoning="d")], None),  # mark within
+    ],
+)
+def test_reasoning_goes_on_behind_a_frame_of_several_tokens(texts, frames, reply, temperature):
+    watch = broken_reasoning(temperature, *frames)
+    seek(Speller(["", *texts]), watch)
+    rest = watch.rest()
+    assert (rest and len(watch.trail.reached().reply)) == reply
+
+
+def test_where_nobody_tells_the_text_of_tokens_reasoning_does_not_go_on():
+    """Greedy choices could be said again, but nobody knows where a parser lets them begin."""
+    watch = broken_reasoning(0, thought("de", [1, 2]))
+    seek(Asker({2: "de"}, status=404), watch)
+    assert watch.rest() is None
+    assert watch.barrier is Barrier.SEAM
 
 
 def test_where_nobody_tells_the_text_of_tokens_what_was_drawn_by_chance_does_not_go_on():
