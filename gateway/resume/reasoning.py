@@ -33,7 +33,7 @@ class Expected:
             self._marked = True
             return True
         expected, self.kind = self.kind, ""
-        if shown is not None and shown.mixed:
+        if shown is not None and shown.earlier_chars:
             return expected != "content"
         if shown is not None and shown.kind == expected:
             return True

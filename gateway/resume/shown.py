@@ -45,7 +45,9 @@ class Shown(NamedTuple):
     kind: str  # the name of its field
     text: str
     reasoning: bool = False
-    mixed: bool = False  # the end of the reasoning, and what follows it
+    earlier_chars: int = (
+        0  # at the beginning of the text, in another field: the end of the reasoning
+    )
 
 
 _NOTHING: Final = Shown("", "")
@@ -62,8 +64,10 @@ def shown_by_chat(frame: bytes) -> Shown | None:
             return None
         found = [name for name in _KINDS if getattr(delta, name)]
         if found:
-            text = "".join(getattr(delta, name) for name in found)
-            return Shown(found[-1], text, reasoning=found[0] != "content", mixed=len(found) > 1)
+            *earlier, last = [getattr(delta, name) for name in found]
+            text = "".join((*earlier, last))
+            reasoning = found[0] != "content"
+            return Shown(found[-1], text, reasoning, earlier_chars=len(text) - len(last))
     return _NOTHING
 
 

@@ -63,8 +63,8 @@ class Trail(Sight):
     """The trail of one stream. Its owner hands it every read: by sight, else frame by frame."""
 
     __slots__ = (
-        "_barred", "_follows", "_given", "_holds_back", "_ids", "_last_seam", "_prompt", "_shape", "_shows_whole",
-        "_unread", "kind", "parsed", "reasoned", "shows", "silent", "strayed",
+        "_barred", "_follows", "_given", "_holds_back", "_ids", "_kind_chars", "_last_seam", "_prompt", "_shape",
+        "_shows_whole", "_unread", "kind", "parsed", "reasoned", "shows", "silent", "strayed",
     )  # fmt: skip
 
     def __init__(
@@ -80,6 +80,7 @@ class Trail(Sight):
         self.parsed = parsed
         self.shows = shown_by_chat if dialect is Dialect.CHAT else shown_by_completion
         self.kind = ""  # of what was shown last: the name of its field
+        self._kind_chars = 0  # so much of that kind was noted since another one
         self.reasoned = False  # reasoning was shown
         self._prompt: bytes | None = None  # as it was written, without brackets
         self._given: bytes | None = None  # the prompt that a backend was given which goes on
@@ -162,6 +163,7 @@ class Trail(Sight):
             self._barred = True
         else:
             whole = single and not self._doubts(self.kind)
+            self._kind_chars += len(text)
             self._seam.show(text, len(self._ids), whole=whole)
 
     def _doubts(self, kind: str) -> bool:
@@ -235,9 +237,11 @@ class Trail(Sight):
                 self._barred = True
                 break
             if shown.text:
-                self.kind = shown.kind
+                if shown.earlier_chars or shown.kind != self.kind:
+                    self.kind, self._kind_chars = shown.kind, 0
+                self._kind_chars += len(shown.text) - shown.earlier_chars
                 self.reasoned |= shown.reasoning
-                whole = single and not shown.mixed and not self._doubts(shown.kind)
+                whole = single and not shown.earlier_chars and not self._doubts(shown.kind)
                 self._seam.show(shown.text, ids_bytes, whole=whole)
         self._unread.clear()
         self._shows_whole = not (self._holds_back or self._doubts(self.kind))
@@ -296,13 +300,19 @@ class Trail(Sight):
         Marks around reasoning are not shown. Behind them only what is said once has a certain place.
         """
         again = self._seam.again
-        if self.reasoned:
-            at = text.find(again)
-            return text[: at + len(again)] if at >= 0 and at == text.rfind(again) else None
-        shown = (
-            again if text.startswith(again) else again.removeprefix(" ")
-        )  # some tokenizers drop it
-        return shown if text.startswith(shown) else None
+        for shown in (again, again.removeprefix(" ")):  # some tokenizers drop it
+            if not self.reasoned and text.startswith(shown):
+                return shown
+            if self.reasoned and (end := self._end_of(shown, text)) is not None:
+                return text[:end]
+        return None
+
+    def _end_of(self, shown: str, text: str) -> int | None:
+        """Return where what was shown ends in a text with marks; None: it is not there, or its end is there twice."""
+        earlier, last = shown[: -self._kind_chars], shown[-self._kind_chars :]
+        begun = text.find(earlier)
+        at = text.find(last, begun + len(earlier))
+        return at + len(last) if min(begun, at) >= 0 and at == text.rfind(last) else None
 
     def put_seam(self, tokens: int, again: str) -> None:
         """Let so many of the unsure tokens be before the seam; `again` was shown beyond it."""

@@ -214,7 +214,22 @@ def broken_reasoning(temperature, *frames):
         (["d", "e", "f"], [thought("de", [1, 2]), thought("f", [3])], 4),
         (["d", "e", "</think>"], [thought("de", [1, 2]), frame(None, [3])], 3),
         (["</think>", "x", "x"], [frame("xx", [1, 2, 3])], 4),
-        (["d", "</think>", "x"], [frame("x", [1, 2, 3], reasoning="d")], None),  # mark within
+        (["d", "</think>", "x"], [frame("x", [1, 2, 3], reasoning="d")], 4),
+        (["d", "</think>", "x"], [frame("d", [1, 2, 3], reasoning="d")], None),  # it was not said
+        (["d", "</think>", "d"], [frame("d", [1, 2, 3], reasoning="d")], 4),
+        (["d", "</think>", "\n\nx"], [frame("x", [1, 2, 3], reasoning="d")], 4),
+        (
+            ["d", "e", "f", "</think>", "d", "e", "x\ufffd"],
+            [thought("de", [1, 2]), frame("d", [3, 4, 5], reasoning="f"), frame("ex", [6, 7])],
+            None,
+        ),
+        (
+            ["d", "e", "f", "</think>", "d", "e", "\ufffd"],
+            [thought("de", [1, 2]), frame("d", [3, 4, 5], reasoning="f"), frame("e", [6, 7])],
+            7,
+        ),
+        (["d", "</think>", "x", "<tool"], [frame("x", [1, 2, 3, 4], reasoning="d")], 4),
+        (["d", "</think>", "l", "<tool"], [frame("l", [1, 2, 3, 4], reasoning="d")], None),
     ],
 )
 def test_reasoning_goes_on_behind_a_frame_of_several_tokens(texts, frames, reply, temperature):
@@ -222,6 +237,83 @@ def test_reasoning_goes_on_behind_a_frame_of_several_tokens(texts, frames, reply
     seek(Speller(["", *texts]), watch)
     rest = watch.rest()
     assert (rest and len(watch.trail.reached().reply)) == reply
+
+
+KINDS = "reasoning", "content"
+OPENS, CLOSES = "<think>", "</think>"
+HALVES = "\x01", "\x02"  # tokens that are an emoji together
+
+
+def spelt(tokens):
+    """Return the text of tokens, as a backend tells it."""
+    return "".join(tokens).replace("".join(HALVES), "\U0001f600").replace(HALVES[0], "\ufffd")
+
+
+def told_apart(tokens):
+    """Return the reasoning and the answer that tokens show by now."""
+    said = spelt(tokens).removesuffix("\ufffd").removeprefix(OPENS)
+    reasoning, _, answer = said.partition(CLOSES)
+    return reasoning, answer
+
+
+def apart(tokens, sizes, at=0):
+    """Return the frames of tokens, of so many each, with a parser of reasoning."""
+    shown = told_apart(tokens[:at])
+    while at < len(tokens):
+        ids = list(range(at, min(len(tokens), at + sizes[at % len(sizes)])))
+        at += len(ids)
+        now = told_apart(tokens[:at])
+        new = [each[len(before) :] for each, before in zip(now, shown, strict=True)]
+        end = {"finish": "length"} if at == len(tokens) else {}
+        yield frame(new[1] or None, ids, **end, **({"reasoning": new[0]} if new[0] else {}))
+        shown = now
+
+
+class SpellerOfHalves(Speller):
+    async def post(self, path, body, *, timeout_s):
+        told = spelt([self.texts[each] for each in json.loads(body)["tokens"]])
+        return 200, json.dumps({"prompt": told}).encode()
+
+
+WORDS = st.lists(
+    st.one_of(st.text(alphabet="ab<> é", min_size=1, max_size=3).map(list), st.just(list(HALVES))),
+    max_size=6,
+).map(lambda words: [token for word in words for token in word])
+
+
+@given(
+    st.booleans(), WORDS, WORDS, st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    st.booleans(), st.data(),
+)  # fmt: skip
+def test_wherever_reasoning_breaks_off_nothing_is_lost_or_doubled(
+    opens, reasoning, answer, sizes, tools, data
+):
+    tokens = [*([OPENS] if opens else []), *reasoning, CLOSES, *answer]
+    frames = list(apart(tokens, sizes))
+    asked = {"tools": TOOLS} if tools else {}
+    watch = stream(call(temperature=data.draw(st.integers(0, 1)), **asked))
+    out = watch.feed(role([100]))
+    for each in frames[: data.draw(st.integers(0, len(frames) - 1))]:
+        told = watch.by_sight(chunk(each))
+        out += watch.feed(each) if told is None else inside(told)
+    out += watch.broken(FAULT)
+    if watch.unsure:
+        seek(SpellerOfHalves(tokens), watch)
+    if watch.cut is None or (rest := watch.rest()) is None:
+        return
+    given = json.loads(rest[0].body)["kv_transfer_params"]["prompt_token_ids"]
+    out += watch.feed(role(given))
+    out += b"".join(map(watch.feed, apart(tokens, [1], len(given) - 1))) + watch.close()
+    choices = [
+        json.loads(each[6:])["choices"][0]["delta"]
+        for each in out.split(b"\n\n")
+        if each.startswith(b'data: {"id"')
+    ]
+    told = tuple("".join(each.get(kind) or "" for each in choices) for kind in KINDS)
+    expected = told_apart(tokens)
+    if b'"error"' in out:  # it strayed, for all that one can see
+        expected = tuple(each[: len(shown)] for each, shown in zip(expected, told, strict=True))
+    assert told == expected
 
 
 def test_where_nobody_tells_the_text_of_tokens_reasoning_does_not_go_on():
