@@ -17,7 +17,7 @@ from gateway.ops.backendproblems import (
 )
 from gateway.ops.problems import SEVERITIES, Problem, count, sentence
 from gateway.ops.recent import Failing, Lately
-from gateway.ops.states import BACKENDS_WORST_FIRST
+from gateway.ops.states import BACKENDS_WORST_FIRST, SERVING
 
 if TYPE_CHECKING:
     from gateway.ops.overview import BackendOverview, PoolOverview
@@ -41,7 +41,7 @@ def pool_problems(
     if pool["state"] in ("down", "starting") and not failing:
         yield _down(pool, tally, failures, now)
     elif failing:
-        yield _failing_pool(pool, failing, failures)
+        yield _failing_pool(pool, failing, failures, now)
     elif pool["state"] == "saturated":
         yield _saturated(pool, lately.pool(pool["name"], _SHED_S))
     else:
@@ -60,44 +60,59 @@ def _down(
     pool: PoolOverview, tally: Tally, failures: Mapping[str, Mapping[str, int]], now: float
 ) -> Problem:
     name, backends = pool["name"], pool["backends"]
-    troubled = _worst_first(backends)
     lost = tally.errors + tally.shed
     were = "was" if lost == 1 else "were"
     hurt = f"; {count(lost, 'request')} failed or {were} refused in 5 min" if lost else ""
+    return Problem(
+        kind="pool_down",
+        severity="down",
+        subject=f"pool {name}",
+        what=f"Pool {name} is {pool['state']}: {_none_of(len(backends))} ready{hurt}",
+        cause=_why_down(pool, failures),
+        remedy=_remedy_of_worst(pool, now) or "Add a backend to the pool.",
+        since=max((now - each["phase_age_s"] for each in backends), default=None),
+        weight=lost,
+    )
+
+
+def _why_down(pool: PoolOverview, failures: Mapping[str, Mapping[str, int]]) -> str:
+    troubled = _worst_first(pool["backends"])
     told = [
         f"Backend {each['name']} is {each['state']}: {cause_of(each, failures.get(each['id'], {})).rstrip('.')}"
         for each in troubled[:_NAMED]
     ]
     if len(troubled) > _NAMED:
         told.append(f"{len(troubled) - _NAMED} more")
-    first = None if not troubled else state_problem(troubled[0], now, {})
-    return Problem(
-        kind="pool_down",
-        severity="down",
-        subject=f"pool {name}",
-        what=f"Pool {name} is {pool['state']}: {_none_of(len(backends))} ready{hurt}",
-        cause=f"{'; '.join(told)}." if told else "",
-        remedy="Add a backend to the pool." if first is None else first.remedy,
-        since=max((now - each["phase_age_s"] for each in backends), default=None),
-        weight=lost,
-    )
+    return f"{'; '.join(told)}." if told else ""
+
+
+def _remedy_of_worst(pool: PoolOverview, now: float) -> str:
+    troubled = _worst_first(pool["backends"])
+    found = state_problem(troubled[0], now, {}) if troubled else None
+    return "" if found is None else found.remedy
 
 
 def _failing_pool(
-    pool: PoolOverview, failing: Failing, failures: Mapping[str, Mapping[str, int]]
+    pool: PoolOverview, failing: Failing, failures: Mapping[str, Mapping[str, int]], now: float
 ) -> Problem:
+    """Tell of it by what backends are, where none serves; else by what became of requests."""
     blamed = {
         each["id"]: failures[each["id"]] for each in pool["backends"] if each["id"] in failures
     }
     worst = max(blamed, key=lambda each: sum(blamed[each].values()), default="")
     log = f"`vllm-gateway logs {worst} | vllm-gateway diagnose -`" if worst else "vLLM's log"
+    cause = _why_failing(failing, blamed)
+    remedy = f"Read {log}; `vllm-gateway explain ID` tells of one request."
+    if not any(each["state"] in SERVING | {"failing"} for each in pool["backends"]):
+        cause = f"{_why_down(pool, failures)} {cause}"
+        remedy = _remedy_of_worst(pool, now) or remedy
     return Problem(
         kind="requests_fail",
         severity="down",
         subject=f"pool {pool['name']}",
         what=f"Pool {pool['name']} fails most requests: {failing.told}",
-        cause=_why_failing(failing, blamed),
-        remedy=f"Read {log}; `vllm-gateway explain ID` tells of one request.",
+        cause=cause,
+        remedy=remedy,
         weight=failing.errors,
     )
 

@@ -43,7 +43,7 @@ PoolState = Literal[  # the worst first
 POOLS_WORST_FIRST: Final[tuple[PoolState, ...]] = get_args(PoolState)
 
 _ON_THEIR_WAY: Final = frozenset[BackendState]({"pending", "restarting", "starting"})
-_SERVING: Final = frozenset[BackendState]({"ready", "degraded"})
+SERVING: Final = frozenset[BackendState]({"ready", "degraded"})
 _BY_REASON: Final[dict[str, BackendState]] = {
     "suspended": "suspended",
     "exited": "failed",
@@ -109,7 +109,7 @@ def backend_state(
 
 def pool_state(states: Sequence[BackendState], *, saturated: Sequence[bool]) -> PoolState:
     """Return the state of a pool; `saturated` says of each backend whether it takes no more."""
-    serving = [full for state, full in zip(states, saturated, strict=True) if state in _SERVING]
+    serving = [full for state, full in zip(states, saturated, strict=True) if state in SERVING]
     if serving and all(serving):
         return "saturated"
     if serving:

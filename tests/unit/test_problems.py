@@ -88,6 +88,17 @@ def test_a_pool_that_fails_most_requests_is_down_though_its_backends_are_ready(f
     assert problem["cause"] == "9 backend error (502)."
 
 
+def test_a_pool_whose_servers_died_under_requests_tells_that_they_cannot_be_reached(fleet):
+    ends(fleet, 12, Outcome.STREAM_BROKEN, 502)
+    for each in ("m/b1", "m/b2"):
+        for _ in range(3):
+            fleet.table.observe(each, ProbeFailed(fleet.clock.at, "refused"))
+    problem = found(fleet, "requests_fail")
+    assert problem["cause"].startswith("Backend b1 is unreachable: ")
+    assert problem["cause"].endswith(" 12 stream broken (502).")
+    assert problem["next"].startswith("See that vLLM runs there")
+
+
 @pytest.mark.parametrize(
     ("count", "words"), [(1, "1 request failed or was"), (2, "2 requests failed or were")]
 )
