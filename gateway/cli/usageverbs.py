@@ -14,6 +14,7 @@ from gateway.cli.verbs import LOCAL, Server, Token, id_of
 _INCOMPLETE: Final = (
     "WARNING: Redis does not answer this gateway. This lists only its own usage; ask again later.\n"
 )
+_CENT: Final = 0.01
 
 
 def usage(  # noqa: PLR0913 - the options of a verb
@@ -62,4 +63,10 @@ def _row(each: dict[str, Any], by: list[str]) -> dict[str, str]:
     told = {name: str(each[name] or "-") for name in by}
     counts = ("requests", "input_tokens", "cached_tokens", "output_tokens")
     told |= {name.removesuffix("_tokens"): f"{each[name]:,}" for name in counts}
-    return told | {"money": f"{each['money']:,.4f}".rstrip("0").rstrip(".")}
+    return told | {"money": _money(each["money"])}
+
+
+def _money(amount: float) -> str:
+    """Return an amount with four decimals, or, where that hides most of it, with all nine that are kept."""
+    decimals = 4 if amount >= _CENT else 9
+    return f"{amount:,.{decimals}f}".rstrip("0").rstrip(".")

@@ -18,6 +18,13 @@ export function rate(value) {
   return value > 0 && value < 10 ? value.toFixed(1) : count(value);
 }
 
+/** 0.07, 1,204.50; of less than a cent two digits that count: 0.000024 */
+export function money(amount) {
+  if (!known(amount) || amount === 0) return UNKNOWN;
+  if (amount >= 0.01) return amount.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+  return amount.toLocaleString("en", { maximumSignificantDigits: 2 });
+}
+
 /** 42 % */
 export function percent(ratio) {
   return known(ratio) ? `${Math.round(ratio * 100)} %` : UNKNOWN;

@@ -855,6 +855,17 @@ def test_usage_is_grouped_by_what_is_named_if_anything(run, by, head):
     assert seen[0][0].endswith("by=" + (by or ",").replace(",", "%2C"))
 
 
+@pytest.mark.parametrize(
+    ("money", "told"),
+    [(0.0, "0"), (6e-9, "0.000000006"), (0.0000024, "0.0000024"), (0.0625, "0.0625"),
+     (1234.56789, "1,234.5679")],
+)  # fmt: skip
+def test_money_of_a_few_requests_is_not_told_as_nothing(run, money, told):
+    with admin({"data": [{"day": "2026-11-27", **USED, "money": money}]}) as (url, _):
+        _, out, _ = run("usage", "--by", "day", "--server", url)
+    assert out.splitlines()[1].split()[-1] == told
+
+
 USED = {"requests": 1, "input_tokens": 5, "cached_tokens": 0, "output_tokens": 9, "money": 0.0}
 LISTS = {
     ("usage", "--by", "day,key,model", "-o", "csv"): {

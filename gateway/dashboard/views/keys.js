@@ -2,7 +2,7 @@
 
 import { named, readAll } from "../api.js";
 import { el } from "../dom.js";
-import { UNKNOWN, count, moment, unix } from "../format.js";
+import { UNKNOWN, count, moment, money, unix } from "../format.js";
 import { rowOrders } from "../orders.js";
 import { Poll } from "../poll.js";
 import { setProse } from "../prose.js";
@@ -102,7 +102,7 @@ function usageByModel() {
       { head: "Input tokens", kind: "number", cell: (row) => count(row.input_tokens) },
       { head: "From the cache", kind: "number", cell: (row) => count(row.cached_tokens) },
       { head: "Output tokens", kind: "number", cell: (row) => count(row.output_tokens) },
-      { head: "Money", kind: "number", cell: (row) => (row.money ? row.money.toFixed(2) : UNKNOWN) },
+      { head: "Money", kind: "number", cell: (row) => money(row.money) },
     ],
     (row) => row.id,
   );
