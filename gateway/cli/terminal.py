@@ -97,7 +97,8 @@ class Terminal:
         return self._in(_BOLD, text)
 
     def plain(self, text: str) -> str:
-        """Return a text as this terminal can write it."""
+        """Return a text as this terminal can write it; others wrote parts of it, such as a log of vLLM."""
+        text = printable(text)
         if self.unicode:
             return text
         return text.replace("…", "...").encode("ascii", "replace").decode()
@@ -194,7 +195,7 @@ def _told(value: object) -> str:
         return ", ".join(f"{name}={_told(each)}" for name, each in value.items()) or "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return "-" if value is None else printable(str(value))
+    return "-" if value is None else str(value)
 
 
 def _can_write(text: str) -> bool:

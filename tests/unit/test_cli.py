@@ -1396,7 +1396,9 @@ def test_what_somebody_else_wrote_steers_no_terminal_and_breaks_no_row(run, verb
     reason = "a\x1b[2J\nb"
     event = {"id": "1", "at": "2026-11-28T01:57:18Z", "kind": "operator", "backend": reason}
     pool = {"name": reason, "state": "ready", "backends": []}
+    wrong = {"severity": "note", "sentence": reason, "cause": reason, "next": reason}
     told = {"data": [event | {"label": "drain", "detail": reason}], "has_more": False}
+    told |= {"problems": [wrong], "transitions": [event | {"detail": reason}]}
     with admin(told | {"state": "ready", "verdict": {}, "pools": [pool]}) as (url, _):
         code, out, _ = run(*verb, "--server", url)
     assert code == 0
