@@ -16,6 +16,7 @@ from gateway.core.aio import apart, periodic
 from gateway.core.errors import ModelNotFound
 from gateway.core.events import EventKind
 from gateway.core.types import Outcome
+from gateway.heal.intent import Mark
 from gateway.launch.disk import LOW_BYTES
 from gateway.ops.callers import Callers, together
 from gateway.ops.gatewayproblems import Own
@@ -91,6 +92,8 @@ def facts(desk: Desk) -> Facts:
         gate=desk.deciding.gate,
         units=supervisor.units,
         holds=supervisor.holds,
+        why_held=supervisor.intent.why_held,
+        why_drained=partial(supervisor.intent.why, Mark.DRAINED),
         trial=desk.trial,
         replicas=desk.replicas,
         lately=Lately(desk.series),

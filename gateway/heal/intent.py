@@ -118,6 +118,11 @@ class Intent:
         """What was ordered here of automatic restarts, by pool; the empty name stands for all."""
         return self._kept.holds
 
+    def why_held(self, pool: str | None) -> str:
+        """Return why restarts of a pool, or (None) of all, are on hold; empty where nobody said, or not here."""
+        hold = self._kept.holds.get(pool or _ALL)
+        return hold.why if hold is not None else ""
+
     def say(self, mark: Mark, backend_id: str, *, on: bool, why: str = "") -> None:
         """Give a mark to a backend, or take it off; the store has it after the next `tell`."""
         if on or self.has(mark, backend_id):

@@ -59,6 +59,7 @@ def own_problems(overview: Overview, own: Own, wall_less_now: float) -> Iterator
         yield Problem(
             kind="restarts_held", severity="note", subject=f"restarts of {of}",
             what=f"Automatic restarts of {of} are on hold {until}, by an operator's order",
+            cause=sentence(hold["reason"]),
             remedy=f"Run `vllm-gateway hold --lift{name}` to end it.",
         )  # fmt: skip
     yield from _callers(own)

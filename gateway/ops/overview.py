@@ -6,7 +6,6 @@ never renamed or removed. Times are RFC 3339 in UTC. What is unknown or out of d
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +39,13 @@ from gateway.ops.states import (
     detail_of,
     pool_state,
 )
-from gateway.ops.supervision import SupervisionOverview, reason_of, supervision
+from gateway.ops.supervision import (
+    HoldOverview,
+    SupervisionOverview,
+    holds_told,
+    reason_of,
+    supervision,
+)
 from gateway.ops.trials import TrialOverview, trial_told
 from gateway.pools.room import LEAST
 from gateway.pools.table import Backend, PoolTable
@@ -125,13 +130,6 @@ class TransitionOverview(TypedDict):
     detail: str
 
 
-class HoldOverview(TypedDict):
-    """Automatic restarts are on hold, by an operator's order."""
-
-    pool: str | None  # null: of all pools
-    until: str | None  # null: until it is lifted
-
-
 class ConfigOverview(TypedDict):
     """The configuration in force; `hash` is the one in `gateway_config_info`."""
 
@@ -182,6 +180,8 @@ class Facts:
     gate: Gate
     units: Mapping[str, Supervised]
     holds: Mapping[str | None, float]  # `Supervisor.holds`
+    why_held: Callable[[str | None], str]
+    why_drained: Callable[[str], str]  # a backend; in the words of who ordered it
     trial: Callable[[str], Rollout | None]  # of a pool
     replicas: Replicas
     lately: Lately
@@ -232,10 +232,7 @@ def _without_problems(facts: Facts, moment: Moment) -> Overview:
             hash=facts.metrics.config_hash,
         ),
         store=store_told(facts.replicas, moment) if shared else None,
-        holds=[
-            HoldOverview(pool=pool, until=None if until == math.inf else moment.told(until))
-            for pool, until in facts.holds.items()
-        ],
+        holds=holds_told(facts.holds, facts.why_held, moment),
         pools=pools,
         transitions=[_transition(each, moment) for each in recent],
         totals=Totals(
@@ -311,7 +308,7 @@ def _backend(backend: Backend, facts: Facts, moment: Moment, elsewhere: int) -> 
         reason=backend.reason,
         since=moment.told(backend.health.since),
         phase_age_s=round(moment.now - backend.health.since, 3),
-        detail=detail_of(backend),
+        detail=detail_of(backend, facts.why_drained(backend.id)),
         in_flight=backend.in_flight + elsewhere,
         running=fresh.running if fresh is not None else None,
         waiting=fresh.waiting if fresh is not None else None,

@@ -119,9 +119,11 @@ def pool_state(states: Sequence[BackendState], *, saturated: Sequence[bool]) -> 
     return "starting" if not _ON_THEIR_WAY.isdisjoint(states) else "down"
 
 
-def detail_of(backend: Backend) -> str:
-    """Return in a sentence why a backend is in its phase."""
+def detail_of(backend: Backend, why_drained: str) -> str:
+    """Return in a sentence why a backend is in its phase; `why_drained`: what the operator said."""
     told, ejection = backend.health.detail, backend.health.ejection
+    if backend.health.held is not None and why_drained:
+        return f"{told}: {why_drained}"
     if ejection is None or backend.kept_out or backend.phase is not Phase.DEGRADED:
         return told
     why = "it still gets requests, as fewer than half of its pool would be left"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from math import inf
+
 from typing_extensions import TypedDict
 
 from gateway.heal.decisions import Wait
@@ -42,6 +45,26 @@ class SupervisionOverview(TypedDict):
     trouble: str  # what its launcher last failed at; empty: nothing
     waits: WaitOverview | None
     diagnosis: DiagnosisOverview | None  # null once it is launched anew
+
+
+class HoldOverview(TypedDict):
+    """Automatic restarts are on hold, by an operator's order."""
+
+    pool: str | None  # null: of all pools
+    until: str | None  # null: until it is lifted
+    reason: str  # why; empty: nobody said, or it was ordered at another gateway
+
+
+def holds_told(
+    holds: Mapping[str | None, float], why: Callable[[str | None], str], moment: Moment
+) -> list[HoldOverview]:
+    """Return the holds in force as they are told."""
+    return [
+        HoldOverview(
+            pool=pool, until=None if until == inf else moment.told(until), reason=why(pool)
+        )
+        for pool, until in holds.items()
+    ]
 
 
 def reason_of(reason: str, unit: Supervised | None) -> str:

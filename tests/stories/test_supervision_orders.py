@@ -52,6 +52,8 @@ async def test_a_drain_takes_no_new_work_and_undrain_puts_it_back():
         assert told["changed"]
         assert "m/b1 takes no new work" in told["sentence"]
         assert world.phase() is Phase.DRAINING
+        _, out, _ = await cli(world, "status")
+        assert "  why   Takes no new requests; running ones finish: disk.\n" in out
         assert not (await world.order("drain")).json()["changed"]  # it is so already
         before = world.slot().received
         for _ in range(6):
@@ -212,14 +214,16 @@ async def test_what_finishes_at_another_process_is_not_told_as_no_request():
 @story
 async def test_restarts_on_hold_wait_until_the_hold_is_lifted():
     async with machine() as on, fleet(on, *two(on)) as world:
-        held = await world.admin("POST", "/admin/v1/restarts:hold", {"pool": "m", "for_s": 600})
+        order = {"pool": "m", "for_s": 600, "reason": "new kernel"}
+        held = await world.admin("POST", "/admin/v1/restarts:hold", order)
         assert held.json() == {"pool": "m", "held": True, "for_s": 600}
         await world.turns(3)
         (hold,) = (await world.admin("GET", "/admin/v1/overview")).json()["holds"]
-        assert hold["pool"] == "m"
+        assert (hold["pool"], hold["reason"]) == ("m", "new kernel")
         _, out, _ = await cli(world, "status")
         ends = hold["until"][:19].replace("T", " ")
         assert f"Automatic restarts of m are on hold until {ends} UTC." in out
+        assert "  why   New kernel.\n" in out
         assert await world.counted("gateway_restarts_held", pool="m") == 1
         await world.slot().die()
         await world.until(lambda: world.unit().decision is not None)

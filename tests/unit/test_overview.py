@@ -58,7 +58,7 @@ class Fleet:
         self.table.apply(self.config.pools)
         self.metrics = Metrics(Readings(bodies=lambda: (5, 9)), self.clock)
         self.series, self.known = Series(self.metrics, self.clock), Known()
-        self.own, self.failed, self.gpus = Own(), {}, {}
+        self.own, self.failed, self.gpus, self.why_drained = Own(), {}, {}, ""
         self.gate = Gate(self.table, Chooser(self.table), self.clock)
         self.gate.configure(self.config.pools, {0})
 
@@ -86,6 +86,8 @@ class Fleet:
             gate=self.gate,
             units={},
             holds={},
+            why_held=lambda pool: "",
+            why_drained=lambda backend_id: self.why_drained,
             trial=lambda pool: None,
             replicas=alone(self.clock),
             lately=Lately(self.series),

@@ -481,7 +481,7 @@ def test_a_cause_from_a_log_is_cut():
 
 
 def test_each_hold_of_restarts_is_a_problem_of_its_own():
-    holds = [{"pool": pool, "until": None} for pool in (None, "a", "b")]
+    holds = [{"pool": pool, "until": None, "reason": "x"} for pool in (None, "a", "b")]
     overview = {"draining": False, "store": None, "holds": holds}
     subjects = [each.subject for each in own_problems(overview, Own(), 0.0)]
     assert subjects == ["restarts of all pools", "restarts of pool a", "restarts of pool b"]
