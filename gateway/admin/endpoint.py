@@ -226,6 +226,11 @@ class Endpoint:
         return self.method is not Method.GET and not self.computes
 
     @property
+    def methods(self) -> tuple[str, ...]:
+        """How it may be asked; where by GET, by HEAD, too."""
+        return ("GET", "HEAD") if self.method is Method.GET else (self.method.value,)
+
+    @property
     def parameters(self) -> list[str]:
         """The names in its path."""
         return _PARAMETER.findall(self.path)

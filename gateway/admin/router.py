@@ -113,19 +113,19 @@ class Router:
         )
 
     def _find(self, method: str, path: str) -> tuple[Endpoint, Mapping[str, str]]:
-        """Return the row of a request and the names in its path.
+        """Return the row of a request and the names in its path; HEAD is GET, whose body is not written.
 
         Raises:
             Problem: there is none (404), or only of other methods (405).
         """
-        allowed = []
+        allowed: list[str] = []
         for pattern, endpoint in self._rows:
             found = pattern.fullmatch(path)
             if found is None:
                 continue
-            if endpoint.method.value == method:
+            if method in endpoint.methods:
                 return endpoint, found.groupdict()
-            allowed.append(endpoint.method.value)
+            allowed += endpoint.methods
         if not allowed:
             detail = f"There is no {path[:200]} here. GET /admin/openapi.json lists what there is."
             raise Problem(HTTPStatus.NOT_FOUND, "not_found", detail)

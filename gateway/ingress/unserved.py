@@ -71,7 +71,7 @@ class Unserved:
             error = self.handler.failed_keys.judge(error, client)
         headers = {name.decode(): value.decode() for name, value in error_headers(error)}
         if isinstance(error, MethodNotAllowed):
-            headers["allow"] = "POST" if _takes_post(request) else "GET"
+            headers["allow"] = "POST" if _takes_post(request) else "GET, HEAD"
         request_id = request.state.request_id
         self.handler.early.settle(error, request_id, (request.method, _path(request)), client)
         body = error_body(error, request_id)
