@@ -146,6 +146,9 @@ CODES: Final[Mapping[str, Meaning]] = {
     "method_not_allowed": Meaning(
         Whose.REQUEST, "405", "The URL takes another method.", "Use that of `allow`."
     ),
+    "websocket_not_served": Meaning(
+        Whose.REQUEST, "426", "The URL takes POST over HTTP, and no WebSocket.", "Use POST."
+    ),
     "request_too_large": Meaning(Whose.REQUEST, "413", "The body has too many bytes.", _SMALLER),
     "request_headers_too_large": Meaning(
         Whose.REQUEST, "431", "The head has too many bytes or lines.", _SMALLER

@@ -50,7 +50,8 @@
     `-- ConfigError         the operator's        never becomes a reply
 
 A reply always has `message`, `type`, `param` and a string `code` (openai-openapi ErrorResponse; SDKs read `error`).
-Anything that is not a GatewayError is a bug: 500, with a traceback, Outcome.BUG. `core.ratelimited` has two more.
+Anything that is not a GatewayError is a bug: 500, with a traceback, Outcome.BUG. `core.ratelimited` has two more,
+`ingress.unserved` has one.
 """
 
 from __future__ import annotations

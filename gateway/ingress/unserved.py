@@ -15,6 +15,7 @@ from gateway.core.errors import (
     GatewayError,
     MethodNotAllowed,
     OriginNotAllowed,
+    RequestError,
     UnknownUrl,
 )
 from gateway.ingress.cors import is_preflight
@@ -25,7 +26,15 @@ from gateway.observe.redact import redact
 from gateway.wire.calls import ENDPOINTS
 from gateway.wire.replies import error_body, error_headers
 
+_WEBSOCKET: Final = "sec-websocket-key"  # the reader drops `upgrade`
 _SHOWN_CHARS: Final = 128  # of a path or an origin in an error
+
+
+class WebSocketRefused(RequestError):
+    """A WebSocket to a path that takes POST: 426, for which Codex goes on by POST at once (405: after 7 s)."""
+
+    status = 426
+    default_code = "websocket_not_served"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +45,16 @@ class Unserved:
     ingress: Ingress
 
     async def unknown(self, request: Request, error: Exception) -> Response:
-        """Answer what no route takes: a preflight, another method (405), an unknown URL (404)."""
+        """Answer what no route takes: preflights, other methods (405), WebSockets (426), unknown URLs (404)."""
         assert isinstance(error, HTTPException)
         if is_preflight(request.method, request.headers.raw):
             return await self._preflight(request)
         method, path = request.method, _path(request)
-        if _takes_post(request):
-            refusal: GatewayError = MethodNotAllowed(f"{method} is not allowed here; use POST.")
+        refusal: GatewayError
+        if _takes_post(request) and _WEBSOCKET in request.headers:
+            refusal = WebSocketRefused("This gateway serves no WebSocket here; use POST over HTTP.")
+        elif _takes_post(request):
+            refusal = MethodNotAllowed(f"{method} is not allowed here; use POST.")
         elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             refusal = MethodNotAllowed(f"{method} is not allowed here; use GET.")
         else:
@@ -72,6 +84,8 @@ class Unserved:
         headers = {name.decode(): value.decode() for name, value in error_headers(error)}
         if isinstance(error, MethodNotAllowed):
             headers["allow"] = "POST" if _takes_post(request) else "GET, HEAD"
+        elif isinstance(error, WebSocketRefused):
+            headers |= {"upgrade": "HTTP/1.1", "connection": "upgrade"}  # RFC 9110, 15.5.22
         request_id = request.state.request_id
         self.handler.early.settle(error, request_id, (request.method, _path(request)), client)
         body = error_body(error, request_id)

@@ -142,9 +142,21 @@ async def test_an_offer_to_close_afterwards_closes():
         assert await wire.closed()
 
 
-@pytest.mark.parametrize(
-    ("target", "status"), [("/v1/realtime", 404), ("/v1/chat/completions", 405), ("/livez", 200)]
-)
+@pytest.mark.parametrize("target", [CHAT, "/v1/responses"])
+def test_a_websocket_where_post_is_served_is_told_so_by_a_426(target):
+    @story
+    async def check():
+        async with gateway(FAST) as world, connected(world.process.public_port) as wire:
+            reply = await wire.ask(request(target=target, key=world.key, lines=WEBSOCKET))
+            assert (reply.status, reply.code) == (426, "websocket_not_served")
+            assert reply.headers["upgrade"] == "HTTP/1.1"
+            reply = await wire.ask(request("POST", CHAT, chat_body(), key=world.key))
+            assert reply.status == 200  # on the same connection
+
+    check()
+
+
+@pytest.mark.parametrize(("target", "status"), [("/v1/realtime", 404), ("/livez", 200)])
 def test_a_websocket_gets_what_a_plain_get_gets(target, status):
     @story
     async def check():
