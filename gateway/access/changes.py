@@ -62,7 +62,7 @@ def created(
 def updated(
     record: KeyRecord, changes: Mapping[str, object], tiers: Tiers, now: float
 ) -> KeyRecord:
-    """Return a record with changes; None takes a setting away.
+    """Return a record with changes; None takes a setting away. One that is so already stays as it is.
 
     Raises:
         BadSettings: with every finding.
@@ -83,9 +83,10 @@ def updated(
     own = settings_told(record.own) | settings_told(values.pop("own"))
     for name in removed:
         own.pop(name, None)
-    return replace(
-        record, **values, own=KeySettings.model_validate(own), changed_s=_after(record, now)
-    )
+    after = replace(record, **values, own=KeySettings.model_validate(own))
+    if after.version == record.version:
+        return record
+    return replace(after, changed_s=_after(record, now))
 
 
 def rotated(record: KeyRecord, grace_s: float, pepper: bytes, now: float) -> CreatedKey:

@@ -70,6 +70,16 @@ def test_a_key_is_changed_as_it_was_seen(desk):
     assert changed["after"]["tier"] == "gold"
 
 
+@pytest.mark.parametrize("same", [{}, {"max_output": 100}, {"name": "ci", "tier": None}])
+def test_a_key_that_is_so_already_stays_as_it_was_seen(desk, same):
+    path = f"keys/{make(desk, max_output=100)['id']}"
+    before = ask(desk, "GET", path)
+    desk.clock.wall_now += 60.0
+    done = ask(desk, "PATCH", path, same)
+    assert (done.status_code, done.json()) == (200, before.json())
+    assert done.headers["etag"] == before.headers["etag"]
+
+
 @pytest.mark.parametrize("limits", [{"shadow": False}, {"on_outage": "local"}, {"models": {}}])
 def test_a_key_with_limits_that_limit_nothing_is_made_and_changed(desk, limits):
     made = ask(desk, "POST", "keys", {"name": "ci", "limits": limits})
