@@ -143,3 +143,15 @@ def test_a_rule_can_be_told_even_when_its_numbers_are_missing(rule):
         assert all(
             re.fullmatch(r"--[a-z][\w-]*|[A-Z][A-Z0-9_]*|", each.flag) for each in found.remedies
         )
+
+
+@pytest.mark.parametrize(
+    "error", ["MemoryError", "OSError: [Errno 12] Cannot allocate memory", "std::bad_alloc"]
+)
+def test_memory_that_was_refused_is_not_told_as_the_kernels_kill(error):
+    found = diagnose(START + f"ERROR 11-21 10:09:40 [core.py:1] {error}\n", exit_code=1)
+    assert found.kind is Kind.HOST_MEMORY
+    assert "a limit of its process" in found.cause
+    advice = " ".join(each.why for each in found.remedies)
+    assert "ulimit -v" in advice
+    assert "OOM killer" not in advice

@@ -249,9 +249,10 @@ def _shm(_: Found) -> tuple[Advice, ...]:
     )
 
 
+_OFFLOAD: Final = Advice("--cpu-offload-gb", None, "lower it, if weights are kept in host memory")
 _HOST: Final = (
     Advice("", None, "give the host or the container more memory; see dmesg for the OOM killer"),
-    Advice("--cpu-offload-gb", None, "lower it, if weights are kept in host memory"),
+    _OFFLOAD,
 )
 
 
@@ -321,9 +322,13 @@ RULES: Final[tuple[Rule, ...]] = (
          r"No space left on device.{0,80}(?:/dev/shm|psm_)|(?:/dev/shm|psm_).{0,80}No space left on device"
          r"|[Ii]nsufficient (?:shared memory|space in /dev/shm)|Bus error",
          "Shared memory (/dev/shm) is too small.", remedies=_shm, serving=True),
+    Rule("memory_refused", Kind.HOST_MEMORY,
+         r"Cannot allocate memory|can't allocate memory|^MemoryError\b|std::bad_alloc",
+         "It asked for more memory than the host has left, or than a limit of its process allows.",
+         remedies=(Advice("", None, "lift the limit, if there is one: `ulimit -v`, systemd's LimitAS"),
+                   Advice("", None, "give the host or the container more memory"), _OFFLOAD), serving=True),
     Rule("host_memory", Kind.HOST_MEMORY,
-         r"Cannot allocate memory|can't allocate memory|^MemoryError\b|std::bad_alloc"
-         r"|Out of memory: Killed process|oom-kill|oom_kill|OOMKilled|Detected \d+ oom"
+         r"Out of memory: Killed process|oom-kill|oom_kill|OOMKilled|Detected \d+ oom"
          r"|HostOutOfMemory|cudaErrorHostMemory|killed by signal: Killed",
          "The host ran out of memory.", remedies=_HOST, serving=True),
     Rule("worker_killed", Kind.HOST_MEMORY,
