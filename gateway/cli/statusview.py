@@ -12,7 +12,7 @@ from typing import Any, Final
 from gateway.cli.terminal import Terminal, clock
 
 _EVENTS: Final = 5
-_POOLS_WORST_FIRST: Final = ("down", "saturated", "starting", "degraded", "ready")
+POOLS_WORST_FIRST: Final = ("down", "saturated", "starting", "degraded", "ready")
 BACKENDS_WORST_FIRST: Final = (
     *("suspended", "crash-looping", "failed", "unreachable", "frozen", "down", "failing", "asleep"),
     *("cordoned", "draining", "pending", "restarting", "starting", "degraded", "ready"),
@@ -56,7 +56,7 @@ def degraded(overview: dict[str, Any]) -> bool:
 
 def overview_lines(overview: dict[str, Any], terminal: Terminal) -> list[str]:
     """Return the verdict, the problems, the pools, the backends and what changed last."""
-    pools = sorted(overview.get("pools", []), key=worst_first(_POOLS_WORST_FIRST))
+    pools = sorted(overview.get("pools", []), key=worst_first(POOLS_WORST_FIRST))
     lines = [*_head(overview, terminal)]
     facts = list(_facts(overview))
     if facts and overview.get("problems"):

@@ -2,8 +2,10 @@
 
 import pytest
 
+from gateway.cli import statusview
 from gateway.cli.statusview import degraded, fitting, overview_lines
 from gateway.cli.terminal import Terminal
+from gateway.ops import states
 
 RECENT = {
     **{"seconds": 300.0, "requests": 600, "requests_per_s": 2.0, "errors": 12, "errors_by": {}},
@@ -131,3 +133,12 @@ def test_what_is_watched_keeps_the_worst_on_the_screen():
     hidden = 50 - (len(shown) - 1)
     assert shown[-2] == f"({hidden} more lines: `vllm-gateway status`)"
     assert fitting(lines, None) == fitting(lines, 51) == lines
+
+
+def test_the_command_line_knows_each_state_and_has_a_colour_for_it():
+    assert statusview.POOLS_WORST_FIRST == states.POOLS_WORST_FIRST
+    assert statusview.BACKENDS_WORST_FIRST == states.BACKENDS_WORST_FIRST
+    terminal = Terminal(colour=True)
+    for state in (*states.POOLS_WORST_FIRST, *states.BACKENDS_WORST_FIRST):
+        assert terminal.painted("x", state) != "x"
+    assert {terminal.sign(state) for state in states.POOLS_WORST_FIRST}.isdisjoint({"?"})
