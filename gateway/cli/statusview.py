@@ -129,9 +129,10 @@ def _head(overview: dict[str, Any], terminal: Terminal) -> Iterator[str]:
 
 
 def _facts(overview: dict[str, Any]) -> Iterator[str]:
-    """Yield what is to be known beside the problems."""
+    """Yield what is to be known beside the problems. Holds are problems, unless an older gateway tells them."""
     yield from _shared(overview.get("store") or {})
-    for hold in overview.get("holds", []):
+    known = {each.get("kind") for each in overview.get("problems", [])}
+    for hold in [] if "restarts_held" in known else overview.get("holds", []):
         of = "all pools" if hold.get("pool") is None else hold["pool"]
         until = f"until {clock(hold['until'])} UTC" if hold.get("until") else "until lifted"
         yield f"Automatic restarts of {of} are on hold {until}."

@@ -52,9 +52,8 @@ def own_problems(overview: Overview, own: Own, wall_less_now: float) -> Iterator
     yield from _disk(own)
     for hold in overview["holds"]:
         of = "all pools" if hold["pool"] is None else f"pool {hold['pool']}"
-        until = (
-            "until it is lifted" if hold["until"] is None else f"until {hold['until'][11:19]} UTC"
-        )
+        end = hold["until"]  # with its day: it may last for 30 of them
+        until = "until it is lifted" if end is None else f"until {end[:10]} {end[11:19]} UTC"
         name = "" if hold["pool"] is None else f" --pool {hold['pool']}"
         yield Problem(
             kind="restarts_held", severity="note", subject=f"restarts of {of}",

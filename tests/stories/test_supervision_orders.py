@@ -222,7 +222,8 @@ async def test_restarts_on_hold_wait_until_the_hold_is_lifted():
         assert (hold["pool"], hold["reason"]) == ("m", "new kernel")
         _, out, _ = await cli(world, "status")
         ends = hold["until"][:19].replace("T", " ")
-        assert f"Automatic restarts of m are on hold until {ends} UTC." in out
+        assert out.count(f"Automatic restarts of pool m are on hold until {ends} UTC,") == 1
+        assert out.count("on hold") == 1
         assert "  why   New kernel.\n" in out
         assert await world.counted("gateway_restarts_held", pool="m") == 1
         await world.slot().die()
@@ -335,7 +336,7 @@ async def test_operators_hold_restarts_by_the_command_line():
         assert (await cli(world, "hold", "--lift"))[0] == 0
         assert (await cli(world, "hold"))[0] == 0
         await world.turns(3)
-        assert "of all pools are on hold until lifted." in (await cli(world, "status"))[1]
+        assert "of all pools are on hold until it is lifted," in (await cli(world, "status"))[1]
         assert (await cli(world, "hold", "--lift"))[0] == 0
         await world.turns(3)
         assert "on hold" not in (await cli(world, "status"))[1]
