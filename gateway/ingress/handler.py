@@ -60,7 +60,7 @@ from gateway.limiting.limiter import Limiter
 from gateway.observe.ledger import Ledger
 from gateway.pools.table import PoolTable
 from gateway.routing.catalog import Catalog, Catalogs
-from gateway.routing.fallback import cause_of, stand_ins
+from gateway.routing.fallback import as_of_own_pool, cause_of, stand_ins
 from gateway.routing.trial import assign
 from gateway.upstream.client import Client
 from gateway.upstream.engineids import engine_id, plain_id
@@ -196,7 +196,7 @@ class Handler:
         if cause is None or down.begun or not down.body_at_hand:
             raise error
         pool, catalog = settings.pools[asked.pool], self.catalogs.current(settings.pools)
-        before = record.pool, record.adapter, record.demand, record.need, record.backend_id
+        put_back = as_of_own_pool(record)
         taken = give_back(self.limiter, record)
         for route in stand_ins(cause, ask, pool, catalog):
             record.pool, record.adapter = route.pool, route.adapter
@@ -225,7 +225,7 @@ class Handler:
             finally:
                 let_go(other)
         self.retrying.passed_on(record)
-        record.pool, record.adapter, record.demand, record.need, record.backend_id = before
+        put_back()
         record.fallback = None
         record.taken = taken if cause is Cause.CONTEXT else None  # an engine may have judged it
         raise error

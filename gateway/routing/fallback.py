@@ -7,7 +7,7 @@ name. Only the settings of the requested pool count, so a request never goes in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from gateway.config.models import PoolConfig
@@ -21,11 +21,15 @@ from gateway.core.errors import (
     Unavailable,
 )
 from gateway.core.traffic import Cause
-from gateway.core.types import Ask, Call, Endpoint, Route
+from gateway.core.types import Ask, Call, Endpoint, RequestRecord, Route
 from gateway.routing.catalog import Catalog
 from gateway.wire.large import fields_at_hand
 
 _AS_TEXT: Final = GENERATES | {Endpoint.TRANSCRIPTIONS, Endpoint.TRANSLATIONS}
+_OF_A_POOL: Final = (  # of a record
+    *("pool", "adapter", "demand", "need", "conversation"),
+    *("backend_id", "revision", "engine_id"),  # of the last attempt there
+)
 # Fields that speak of token ids, or have vectors of a model in place of text.
 _OF_ONE_MODEL: Final = (
     *("logit_bias", "stop_token_ids", "allowed_token_ids", "logprob_token_ids"),
@@ -57,6 +61,17 @@ def is_of_one_model(call: Call) -> bool:
         return True
     fields = fields_at_hand(call)
     return any(bytes(fields.get(name, b"")) not in _NOTHING for name in _OF_ONE_MODEL)
+
+
+def as_of_own_pool(record: RequestRecord) -> Callable[[], None]:
+    """Return what has a record tell of its own pool again, once others were asked in vain."""
+    before = {name: getattr(record, name) for name in _OF_A_POOL}
+
+    def put_back() -> None:
+        for name, value in before.items():
+            setattr(record, name, value)
+
+    return put_back
 
 
 def stand_ins(cause: Cause, ask: Ask, pool: PoolConfig, catalog: Catalog) -> list[Route]:

@@ -522,6 +522,28 @@ async def test_a_prompt_that_all_engines_find_too_long_is_one_request_and_takes_
         assert {each["rule"]: each["used"] for each in told}["tokens_per_day"] == 0
 
 
+@story
+async def test_what_two_pools_refuse_is_told_as_of_its_own():
+    big, small = replace(BIG, max_model_len=64), replace(SMALL, max_model_len=64)
+    pools = two("context: small", "prefix: off")
+    pools = pools.replace("<0>,", "<0>, revision: v1,").replace(
+        "[<1>]", "[{url: <1>, revision: v2}]"
+    )
+    async with gateway(big, small, pools=pools, access=True) as world:
+        image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+        body = {"model": "big", "messages": [{"role": "user", "content": [image]}]}
+        reply = await world.http.post("/v1/chat/completions", json=body)
+        assert reply.json()["error"]["code"] == "context_length_exceeded"
+        told = reply.headers
+        assert (told["x-gateway-backend"], told["x-gateway-revision"]) == ("big/b1", "v1")
+        (line,) = world.access_lines()
+        assert (line["pool"], line["backend"], line["revision"]) == ("big", "b1", "v1")
+        (sent,), (other,) = (each.received("/v1/chat/completions") for each in world.sims)
+        ids = {dict(each.headers)[b"x-request-id"].decode() for each in (sent, other)}
+        assert len(ids) == 2
+        assert line["engine_request_id"] == dict(sent.headers)[b"x-request-id"].decode()
+
+
 @pytest.mark.parametrize("refused", ["by its key", "by its limit", "by its backend"])
 @story
 async def test_a_prompt_that_an_engine_found_too_long_is_a_request_where_no_other_pool_takes_it(
