@@ -199,7 +199,8 @@ class Orders:
                 changes, does, already = not held, "takes no new work", "already takes no new work"
             case Verb.RESTART:
                 changes = force or not under_way
-                does, already = "is drained and restarted", "is already restarting"
+                does = "is drained and restarted"
+                already = "is already restarting, and `--force` begins that anew"
             case Verb.UNDRAIN:
                 changes, does = held or suspended or doubted, "goes back into service"
                 already = "is already in service; nothing changes"

@@ -50,6 +50,12 @@ _BY_HAND: Final = {
 }
 
 
+_CHANGED_SINCE: Final = (
+    "Its `launch` was changed as it started, which holds from its next start on:"
+    " `vllm-gateway restart {id} --force` begins that now."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class _State:
     """How a state is told; `tended` is the remedy where the gateway launched the backend."""
@@ -176,6 +182,8 @@ def _remedy(backend: BackendOverview, told: _State) -> str:
     endless = waits["why"] if waits is not None and waits["until"] is None else ""
     if backend["state"] == "failed" and endless in _BY_HAND:
         return _BY_HAND[endless]
+    if backend["state"] in ("restarting", "starting") and tended["outdated"]:
+        return _CHANGED_SINCE
     ours = tended["launched"] or told.kind == "frozen"
     return told.tended if ours and told.tended else told.remedy
 

@@ -41,6 +41,7 @@ class SupervisionOverview(TypedDict):
     starting: bool
     restarting: bool
     waits_for: str  # until whose start on its GPUs its own waits; empty: it does not wait
+    outdated: bool  # it runs, or starts, with other `launch` settings than are configured now
     suspended: bool  # left alone until an operator restarts or undrains it
     trouble: str  # what its launcher last failed at; empty: nothing
     waits: WaitOverview | None
@@ -86,6 +87,7 @@ def supervision(unit: Supervised, moment: Moment) -> SupervisionOverview:
         starting=isinstance(unit.state, Starting | Proving),
         restarting=isinstance(unit.state, Draining | Replacing) or unit.ordered is not None,
         waits_for=waits.waits_for if waits is not None else "",
+        outdated=unit.outdated,
         suspended=unit.suspended,
         trouble=observed.trouble,
         waits=None if waits is None else _waits(waits, moment),

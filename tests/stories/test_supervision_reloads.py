@@ -316,3 +316,24 @@ async def test_a_backend_that_is_removed_and_put_back_many_times_has_not_failed(
                 assert not world.told(EventKind.SUSPENDED)
                 await world.serves()
                 assert world.process.supervisor.history.of("m/b1").in_a_row <= 1
+
+
+@story
+async def test_what_is_changed_as_it_starts_is_told_and_can_be_ordered():
+    async with machine() as on:
+        slot, never = on["m/b1"], asyncio.Event()
+        slot.plans.append(Script(listens=never))
+        async with fleet(on, launched(slot), launched(on["m/b2"]), wait=False) as world:
+            await world.until(lambda: slot.running)
+            backends(world)[0]["launch"]["args"] = {"max-model-len": 4096}
+            await world.reload()
+            await world.until(lambda: world.unit().outdated)
+            told = (await world.admin("GET", "/admin/v1/overview")).json()["problems"]
+            (step,) = [each["next"] for each in told if each["subject"] == "backend m/b1"]
+            assert "`vllm-gateway restart m/b1 --force` begins that now." in step
+            refused = (await world.order("restart")).json()
+            assert not refused["changed"]
+            assert "is already restarting, and `--force` begins that anew" in refused["sentence"]
+            assert (await world.order("restart", force=True)).json()["changed"]
+            await world.serves()
+            assert len(slot.starts) == 2
