@@ -168,6 +168,8 @@ def key_row(told: Told) -> dict[str, Any]:
         "created": told.get("created"),
         "ends": told["ends"],
         "kind": told["kind"],
+        "role": told.get("role"),
+        "owner": told.get("owner"),
         "tier": told.get("tier"),
         "last_used": told["last_used"],
     }

@@ -190,8 +190,10 @@ def keys_list(
     rows = [key_row(each) for each in keys_of(config, server, token).list()]
     if output == "json":
         print_json(rows)
-    else:
-        print_table(rows)
+        return
+    unused = {name for name in ("role", "owner", "tier") if not any(row[name] for row in rows)}
+    shown = [{name: row[name] for name in row if name not in unused} for row in rows]
+    print_table(shown, empty="no keys")
 
 
 @keys_app.command("show", epilog="Example: vllm-gateway keys show k7m2q9xd -c gateway.yaml")

@@ -190,7 +190,7 @@ def _cut(text: str, width: int, mark: str) -> str:
 
 def _told(value: object) -> str:
     if isinstance(value, list):
-        return ", ".join(map(_told, value))
+        return ", ".join(map(_told, value)) or "-"
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={_told(each)}" for name, each in value.items()) or "-"
     if isinstance(value, bool):

@@ -530,6 +530,26 @@ def test_a_list_tells_who_may_do_what_but_no_key(run, file):
     assert (key["id"], key["models"], key["ends"]) == (made["id"], ["a*", "b"], None)
 
 
+def test_a_list_tells_the_role_and_owner_of_keys_that_have_one(run, file):
+    created(run, file)
+    head, _ = run("keys", "list", "-c", file)[1].splitlines()
+    assert not {"ROLE", "OWNER", "TIER"} & {*head.split()}
+    admin_of = ("--kind", "admin", "--role", "operator", "--owner", "ann")
+    made = created(run, file, *admin_of)
+    head, _, row = run("keys", "list", "-c", file)[1].splitlines()
+    assert {"ROLE", "OWNER"} <= {*head.split()}
+    assert row.startswith(made["id"])
+    assert "  admin      operator  ann  " in row
+    rows = json.loads(run("keys", "list", "-c", file, "-o", "json")[1])
+    assert [(each["role"], each["owner"]) for each in rows] == [(None, None), ("operator", "ann")]
+
+
+def test_an_empty_list_of_a_setting_is_a_dash(run, file):
+    made = created(run, file)
+    _, out, _ = run("keys", "effective", made["id"], "-c", file)
+    assert ["deny", "-", "default"] in [line.split() for line in out.splitlines()]
+
+
 def test_a_list_is_for_people(run, file):
     created(run, file, "--limit", "requests_per_minute=1,concurrent_requests=2", "--no-fallback")
     created(run, file)
