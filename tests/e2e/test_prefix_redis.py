@@ -80,6 +80,11 @@ class Gateway:
         index = self.process.table.get(f"m/b{place}").prefix_index
         return index.young | index.old
 
+    @property
+    def young(self):
+        """Return the hashes that it does not tell again when they are used."""
+        return set().union(*(each.prefix_index.young for each in self.process.table))
+
     def order(self, place, order):
         self.process.table.order(f"m/b{place}", order)
 
@@ -140,6 +145,8 @@ async def test_one_that_comes_later_and_a_redis_that_comes_back_empty_are_told_o
         for group in range(GROUPS):
             await one.ask(group, "first")
         async with found.gateway("late") as late:
+            # Only who has heard of it tells again what it told before.
+            await until(lambda: not one.young)
             found.redis.ask("FLUSHALL")
             await until(lambda: found.redis.ask("KEYS", "gw1:{prefixes*:word"))
             for group in range(GROUPS):
