@@ -15,9 +15,26 @@ import time
 import pytest
 import redis
 
+from gateway.store.address import client_of
+from gateway.store.link import Link
+from gateway.store.onredis import RedisStore
 from tests.ports import free_port
 
 PROGRAMS = ("redis-server", "valkey-server")
+PATIENCE_S = 5.0
+
+
+class PatientLink(Link):
+    """Waits longer than a request does: for tests of what Redis decides, however busy the machine is."""
+
+    async def ask(self, script, keys, args, within_s=PATIENCE_S):
+        return await super().ask(script, keys, args, within_s=max(within_s, PATIENCE_S))
+
+
+def patient_store(url, clock):
+    """Return the store at a URL, which waits longer for each reply than a gateway does."""
+    client = client_of(url, connect_s=PATIENCE_S, reply_s=PATIENCE_S)
+    return RedisStore(PatientLink(client, clock, budget_s=PATIENCE_S), clock)
 
 
 class RedisServer:

@@ -80,6 +80,7 @@ class Link:
     client: Client
     clock: Clock
     trouble: str = ""  # why it does not answer, for people; empty: it does, as far as is known
+    budget_s: float = BUDGET_S  # for what is sent at once
     _waiting: deque[_Asked] = field(default_factory=deque)
     _owner: asyncio.Task[None] | None = None
     _connected: bool = False
@@ -155,7 +156,7 @@ class Link:
                     self._connected = True
                 batch = self._take()
                 if batch:
-                    async with asyncio.timeout(BUDGET_S):
+                    async with asyncio.timeout(self.budget_s):
                         await self._send(batch)
                 self._answers()
             except LOST as error:

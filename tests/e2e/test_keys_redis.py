@@ -21,8 +21,7 @@ from gateway.observe.outlet import Outlet
 from gateway.running import run
 from gateway.sim.config import SimConfig
 from gateway.sim.server import SimServer
-from gateway.store.onredis import redis_store
-from tests.redisserver import PROGRAMS, redis_server
+from tests.redisserver import PROGRAMS, patient_store, redis_server
 from tests.sharedkeycases import PEPPER, SharedDesk, SharedKeyCases
 from tests.stories.support import story
 
@@ -34,7 +33,7 @@ GATEWAY = pathlib.Path(sys.executable).with_name("vllm-gateway")
 class RedisDesk(SharedDesk):
     def __init__(self, server):
         self.server = server
-        self.link = redis_store(server.url, SystemClock()).link
+        self.link = patient_store(server.url, SystemClock()).link
         super().__init__(self.link)
 
     def close(self):
