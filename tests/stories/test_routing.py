@@ -139,9 +139,10 @@ async def test_a_pool_whose_caches_are_full_sheds_with_retry_after_where_nothing
         backend = world.process.table.backends("m")[0]
         await world.until(lambda: backend.room.capacity_tokens == 640)
         async with asyncio.TaskGroup() as group:
-            holder = group.create_task(world.chat("fill " * 100, max_tokens=300))
-            await world.until(lambda: world.sims[0].engine.running == 1)
-            reply = await world.chat("fill " * 100, max_tokens=300)
+            holder = group.create_task(world.chat("fill " * 130, max_tokens=300))
+            # The next scrape is taken to show it. One that was under way does not.
+            await world.until(lambda: backend.sample.running == 1)
+            reply = await world.chat("fill " * 130, max_tokens=300)
             assert reply.status_code == 503
             assert reply.json()["error"]["code"] == "server_is_overloaded"
             assert "too little free KV cache" in reply.json()["error"]["message"]
