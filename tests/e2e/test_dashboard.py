@@ -478,17 +478,19 @@ async def test_a_request_is_found_and_explains_itself():
 
 @story
 async def test_the_table_shows_the_last_filter_though_an_earlier_answer_comes_late():
-    asked, answered = [], []
+    asked, answered, second = [], [], asyncio.Event()
 
     async def hold_the_first(route):
-        """Hold the answer to the first filter for long, and answer nothing after the second."""
+        """Hold the answer to the first filter until the second was answered, and answer nothing after that."""
         model = "model=m" in route.request.url
         if model not in asked:
             asked.append(model)
             reply = await route.fetch()
-            await asyncio.sleep(0 if model else 0.5)
+            if not model:
+                await second.wait()
             await route.fulfill(response=reply)
             answered.append(model)
+            second.set()
 
     async with gateway(FAST, FAST) as world, browsing(f"{world.admin_url}/#/requests") as seen:
         assert (await world.chat()).status_code == 200
