@@ -9,6 +9,7 @@ import contextlib
 import functools
 import json
 import pathlib
+import time
 
 import pytest
 
@@ -58,9 +59,10 @@ async def test_an_idle_gateway_wakes_up_to_look_at_its_backends_and_for_little_e
 ):
     """Each backend is asked once a second for its metrics, and now and then for more; each answer is a wake-up too."""
     with quiet(tmp_path, backends) as behind:
-        before = wake_ups(behind.pid)
+        before, began = wake_ups(behind.pid), time.monotonic()
         await asyncio.sleep(10.0)
-        assert (wake_ups(behind.pid) - before) / 10.0 <= most
+        woken = wake_ups(behind.pid) - before
+        assert woken / (time.monotonic() - began) <= most
 
 
 async def looked(seen, looks):
@@ -95,10 +97,11 @@ async def test_a_page_that_shows_nothing_new_does_next_to_nothing(tmp_path, back
             after = await figures(debugger)
     took = {name: after[name] - before[name] for name in after}
     # Ages, the events of 10 s, and one line and number for each cell with a line.
+    looks = len(times) - 1  # a busy machine may let the page look once more
     assert noted["changes"] <= 100 + 30 * backends
-    assert noted["frames"] <= LOOKS
-    assert took["LayoutCount"] <= 4 * LOOKS
-    assert took["RecalcStyleCount"] <= 4 * LOOKS
+    assert noted["frames"] <= looks
+    assert took["LayoutCount"] <= 4 * looks
+    assert took["RecalcStyleCount"] <= 4 * looks
     assert took["JSEventListeners"] <= 0
     assert min(later - at for at, later in zip(times, times[1:], strict=False)) >= 1_900  # ms
-    assert len(noted["asked"]) <= 3 * LOOKS
+    assert len(noted["asked"]) <= 3 * looks
