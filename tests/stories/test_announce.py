@@ -20,6 +20,11 @@ async def streamed(world, **more):
         return reply.status_code, (await reply.aread()).decode()
 
 
+def was_told(world):
+    """Whether the one that waits was told its place: whole replies were told nothing yet."""
+    return any(each.bytes_out for each in world.process.ingress.live)
+
+
 @story
 async def test_a_waiting_stream_is_told_its_place_and_then_answered():
     async with gateway(SLOW, pools=ONE_AT_A_TIME % "20s") as world, asyncio.TaskGroup() as group:
@@ -57,12 +62,12 @@ def test_a_backend_that_refuses_after_the_wait_is_told_in_the_stream(fault, code
             gateway(SLOW, pools=ONE_AT_A_TIME % "20s") as world,
             asyncio.TaskGroup() as group,
         ):
-            group.create_task(world.chat(max_tokens=80))
+            holder = group.create_task(world.chat(max_tokens=2000))
             await world.until(lambda: world.in_flight() == 1)
             waiting = group.create_task(streamed(world, max_tokens=3))
-            await world.until(lambda: world.process.handler.gate.queues()["m"][0] == 1)
-            await asyncio.sleep(2.6)  # the first comment comes after two seconds
+            await world.until(lambda: was_told(world))
             world.sims[0].inject(fault)
+            holder.cancel()
             status, text = await waiting
             assert status == 200
             assert ": queued position=1" in text
@@ -91,11 +96,9 @@ async def test_a_client_that_leaves_while_it_is_told_its_place_is_forgotten():
         holder = group.create_task(world.chat(max_tokens=2000))
         await world.until(lambda: world.in_flight() == 1)
         waiting = group.create_task(streamed(world))
-        gate = world.process.handler.gate
-        await world.until(lambda: gate.queues()["m"][0] == 1)
-        await asyncio.sleep(2.6)
+        await world.until(lambda: was_told(world))
         waiting.cancel()
-        await world.until(lambda: gate.queues()["m"][0] == 0, seconds=1)
+        await world.until(lambda: world.process.handler.gate.queues()["m"][0] == 0)
         holder.cancel()
 
 

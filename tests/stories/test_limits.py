@@ -220,11 +220,12 @@ async def test_what_an_engine_refuses_as_wrong_takes_no_tokens_though_it_waited_
     limits = KeyLimits(tokens_per_day=100_000)
     async with limited(SLOW, limits=limits, pools=pools, access=True) as (world, ci):
         async with asyncio.TaskGroup() as group:
-            group.create_task(world.chat(max_tokens=80))  # another key's
+            holder = group.create_task(world.chat(max_tokens=2000))  # another key's
             await world.until(lambda: world.in_flight() == 1)
             waits = group.create_task(world.chat(headers=ci, max_tokens=4000, stream=True))
-            await asyncio.sleep(2.6)  # the first comment comes after two seconds
+            await world.until(lambda: any(each.bytes_out for each in world.process.ingress.live))
             world.sims[0].inject("http_500:400")
+            holder.cancel()
             reply = await waits
         assert ": queued position=1" in reply.text
         assert '"code":"invalid_request"' in reply.text

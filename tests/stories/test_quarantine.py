@@ -137,7 +137,7 @@ async def test_a_backend_where_something_was_lost_is_probed_at_once():
         before = len(world.sims[0].received("/health"))
         world.sims[0].inject("reset_before_headers@1")
         assert (await world.chat(max_tokens=1)).status_code == 502
-        await world.until(lambda: len(world.sims[0].received("/health")) == before + 1, 1.0)
+        await world.until(lambda: len(world.sims[0].received("/health")) == before + 1)
 
 
 @story

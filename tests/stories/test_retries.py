@@ -73,6 +73,10 @@ async def test_no_more_than_a_fifth_of_what_is_under_way_is_tried_again():
         await world.settled()
 
 
+def all_have_begun(world, count):
+    return sum(each.bytes_out > 0 for each in world.process.ingress.live) == count
+
+
 @story
 async def test_a_stream_that_has_begun_leaves_its_place_in_the_budget_to_others():
     async with gateway(FAST, replace(SLOW, max_num_seqs=64)) as world:
@@ -81,7 +85,7 @@ async def test_a_stream_that_has_begun_leaves_its_place_in_the_budget_to_others(
             sent = []
             for _ in range(12):
                 sent.append(group.create_task(world.chat(max_tokens=150, stream=True)))
-                await asyncio.sleep(0.05)
+                await world.until(lambda: all_have_begun(world, len(sent)))
             assert not any(each.done() for each in sent)
             assert await retries(world, "elsewhere") > 3
         assert {each.result().status_code for each in sent} == {200}

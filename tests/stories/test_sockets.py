@@ -109,7 +109,7 @@ def test_a_client_that_leaves_stops_the_engine(tmp_path, stream):
             asked.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await asked
-            await world.until(lambda: world.sims[0].engine.running == 0, seconds=2)
+            await world.until(lambda: world.sims[0].engine.running == 0)
             await world.settled()
             assert 'outcome="client_gone"' in await world.metrics()
 
