@@ -116,6 +116,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     faults_from: float | None = None  # before that, nothing was broken
     restarts: Sequence[str] = ()  # the incarnations that were restarted
     true_faults: frozenset[str] = frozenset()  # the incarnations that were broken
+    late_s: float = 0.0  # at most, of a loop that has clients, gateway and engines
 
 
 _Line = TypeVar("_Line", ClientLine, EngineLine, GatewayLine, Life)

@@ -36,6 +36,7 @@ MOST_RESUMED: Final = 3
 RETRY_SHARE: Final = 0.2
 RETRY_FLOOR: Final = 3
 ABORT_WITHIN_S: Final = 0.25
+_TURNS: Final = 3  # of one loop: what a client ends, the gateway sees, and its engine then
 GROWTH: Final = 0.05
 FEW: Final = 4  # connections of probes come and go
 MEMORY_MIB: Final = 32.0
@@ -173,7 +174,7 @@ def _nothing_held(evidence: Evidence) -> Iterator[str]:
 
 def _aborted(evidence: Evidence) -> Iterator[str]:
     attempts = _by_nonce(evidence.engine)
-    within_s = ABORT_WITHIN_S + _machine_s(evidence)
+    within_s = ABORT_WITHIN_S + _machine_s(evidence) + _TURNS * evidence.late_s
     late_s: list[float] = []
     for line in evidence.client:
         if line.end is not End.LEFT:

@@ -241,6 +241,17 @@ def test_a_stream_is_whole_where_its_attempts_leave_no_gap(parts):
     assert (found == []) == (covered >= set(range(5)))
 
 
+@pytest.mark.parametrize(("late_s", "found"), [(0.0, [5]), (0.01, [5]), (1.0, [])])
+def test_engines_may_work_on_for_as_long_as_the_loop_that_all_share_is_late(late_s, found):
+    told = evidence(
+        [client(f"n{n}", **LEFT) for n in range(9)],
+        [logged(f"n{n}", **GONE) for n in range(9)],
+        [engine(f"n{n}", ended_at=0.9) for n in range(9)],
+    )
+    told = msgspec.structs.replace(told, late_s=late_s)
+    assert [each.invariant for each in reconcile(told)] == found
+
+
 def test_each_life_after_the_first_one_is_a_restart():
     lives = [Life(engine="e1", pid=2, began_at=5.0), Life(engine="e1", pid=1, began_at=1.0)]
     lives += [Life(engine="e2", pid=3, began_at=2.0), Life(engine="e1", pid=4, began_at=7.0)]

@@ -29,6 +29,7 @@ from tests.stories.support import World, gateway
 
 SIM = SimConfig(model="m", decode_step_s=0.002)
 FAST = SimConfig(model="m", speed=0)
+_LOOK_S = 0.01
 
 
 @dataclass
@@ -40,6 +41,7 @@ class Run:
     caller: Caller
     engine: list[EngineLine]
     before: Held = field(default_factory=Held)
+    late_s: float = 0.0  # by which the loop that has all of it came too late, at most
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     async def ask(self, question: Question | None = None, **more: object) -> ClientLine:
@@ -86,6 +88,7 @@ class Run:
             "after": self.held(),
             "papers": {"log": log, "metrics": await self.world.metrics()},
             "secrets": [self.world.key, "tell ["],
+            "late_s": self.late_s,
             "inside": [each.url for each in (*self.world.sims, *self.proxies)],
         }
         return Evidence(client=self.caller.lines, gateway=lines, engine=self.engine, **told | more)
@@ -126,8 +129,22 @@ async def recorded(
         for number, server in enumerate(servers, 1):
             write_down(server, f"b{number}", engine.append)
         run = Run(world, proxies, Caller(world.process.public_port, world.key), engine)
+        looks = asyncio.get_running_loop().create_task(_look_at_the_clock(run))
         run.before = run.held()
-        yield run
+        try:
+            yield run
+        finally:
+            looks.cancel()
+            await asyncio.wait([looks])
+
+
+async def _look_at_the_clock(run: Run) -> None:
+    """Note how late the loop is, until cancelled: others may hold the processors of this machine."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + _LOOK_S
+        await asyncio.sleep(_LOOK_S)
+        run.late_s = max(run.late_s, loop.time() - due)
 
 
 def rss_of(pid: int) -> float:
