@@ -268,7 +268,7 @@ class Handler:
                                 check_passed_on(reply, ask, falls_back=falls_back)
                             check_taken(reply, ask, plain=backend.plain)
                             if reply.status >= 500:
-                                await self.retrying.check_lives(down, record, ask, backend, reply)
+                                await self.retrying.check_lives(down, ask, backend, slot, reply)
                         if record.attempts > 1:
                             self.retrying.give_back(down)
                         down.extra_headers = own_headers(record, self.clock.now())

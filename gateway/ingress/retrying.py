@@ -16,8 +16,10 @@ from gateway.core.errors import (
     AdapterLost,
     BackendBroke,
     BackendStopping,
+    ConnectFailed,
     EngineFull,
     MisdirectedReply,
+    NothingFree,
     RequestForgotten,
     RequestQuarantined,
     StaleConnection,
@@ -26,6 +28,7 @@ from gateway.core.errors import (
 )
 from gateway.core.exclusion import Chance
 from gateway.core.types import Ask, Call, ModelsSeen, RequestRecord, Slot, TrafficFailed
+from gateway.ingress.deaths import LOOK_S, Deaths
 from gateway.ingress.downstream import Downstream
 from gateway.ingress.leaving import pass_over, what_runs
 from gateway.ingress.measuring import Measuring
@@ -46,9 +49,6 @@ from gateway.wire.replies import upstream_fault
 # What vLLM says of a request whose engine has ended, and all work on it. As it is stopped, it may say so for seconds
 # while its health is good. Source: `EngineDeadError` of vLLM 0.32; seen there.
 _ENDED: Final = "EngineCore encountered an issue. See stack trace (above) for the root cause."
-_LOOK_S: Final = 0.02
-# A dead server refuses its probe within milliseconds. A silent one may be busy: its client is held no longer.
-_PROOF_S: Final = 1.0
 _AT_ONCE_BYTES: Final = 1024 * 1024  # a millisecond
 
 
@@ -67,6 +67,7 @@ class Retrying:
         self._rng = random.Random()
         self.quarantine = Quarantine(table, clock)
         self._budget = attempts.Budget()
+        self._deaths = Deaths(table, gate, self.quarantine, clock)
 
     async def after(
         self, settings: Settings, down: Downstream, ask: Ask, backend: Backend, slot: Slot,
@@ -84,6 +85,9 @@ class Retrying:
         assert record is not None
         self._note(record, ask, backend, slot, error)
         over = await self._judge(down, record, ask, backend, error)
+        unsent = isinstance(error, ConnectFailed) and not isinstance(error, NothingFree)
+        if over or unsent or (down.trailed is not None and down.trailed.cut is not None):
+            await self._deaths.can_go_on(ask, backend, slot, sent=not unsent)
         ask.leaves = what_runs(backend, ask)
         stream = await self._findable(settings, down, record, ask)
         if stream is not None and stream.awaits and isinstance(error, StaleConnection):
@@ -192,10 +196,10 @@ class Retrying:
         if of is None:
             return ended
         await self._admit(of, ask.caller.tenant)
-        return ended or (_repeatable(down) and await self._died(of, record))
+        return ended or (_repeatable(down) and await self._deaths.died(of, record))
 
     async def check_lives(
-        self, down: Downstream, record: RequestRecord, ask: Ask, backend: Backend, reply: Reply
+        self, down: Downstream, ask: Ask, backend: Backend, slot: Slot, reply: Reply
     ) -> None:
         """Note that a backend answered 5xx; if so as it died, another one may take the request.
 
@@ -203,26 +207,18 @@ class Retrying:
             BackendBroke: so it is; `after` has it go there (502).
         Cancel: nothing is held.
         """
+        record = down.record
+        assert record is not None
         of = await self.lost(down, record, backend, Ending.HTTP_5XX)
         if not _repeatable(down):
             return
         fault = upstream_fault(reply.status, reply.body or b"", ask.call.dialect)
         says_so = fault.message == _ENDED
-        if says_so or (of is not None and await self._died(of, record)):
+        if says_so or (of is not None and await self._deaths.died(of, record)):
             failed_at(ask, backend)
-            if self._gate.chance(ask) is not Chance.NEVER:
+            if await self._deaths.can_go_on(ask, backend, slot, sent=True):
                 crashed = "The backend crashed while it worked on the request."
                 raise BackendBroke(_ENDED if says_so else crashed)
-
-    async def _died(self, of: Fingerprint, record: RequestRecord) -> bool:
-        """Whether the backend of the last attempt has died, as its probe shows within a second."""
-        backend_id, sent_at = record.backend_id or "", record.sent_at or 0.0
-        until = self._clock.now() + _PROOF_S
-        while (died := self.quarantine.died(of, backend_id, sent_at)) is None:
-            if self._clock.now() >= until:
-                return False
-            await asyncio.sleep(_LOOK_S)
-        return died
 
     async def lost(
         self,
@@ -259,7 +255,7 @@ class Retrying:
     async def _admit(self, of: Fingerprint, tenant: str) -> None:
         # Until its backend was probed: milliseconds as a rule, five seconds at most.
         while self.quarantine.undecided(of):  # noqa: ASYNC110 - time decides, too
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(LOOK_S)
         found = self.quarantine.found(of)
         if found is None:
             return

@@ -71,7 +71,7 @@ class Quarantine:
     """All requests that were present at deaths. Their one owner; every method is synchronous.
 
     `watched` has the lengths of their bodies: a request of another length is none of them. `on_lost` is
-    told of a backend where something was lost, `on_quarantined` of a request that was at two deaths.
+    told of a backend that may have died, `on_quarantined` of a request that was at two deaths.
     """
 
     def __init__(self, table: PoolTable, clock: Clock) -> None:
@@ -112,8 +112,12 @@ class Quarantine:
             self._unwatch(gone.of)
         if self._has_ended(loss) is not None:
             self._losses.look_again(backend.id)
+        self.doubt(backend.id)
+
+    def doubt(self, backend_id: str) -> None:
+        """Have it be found out at once whether a backend lives."""
         for listener in self.on_lost:
-            listener(backend.id)
+            listener(backend_id)
 
     def ended_in_order(self, backend_id: str) -> None:
         """Note that a backend ended a reply itself, unfinished: what else is lost there is no sign of a crash."""

@@ -529,3 +529,32 @@ async def test_the_command_line_lists_loads_unloads_and_leaves_it_to_the_setting
 
         assert (await vllm_gateway(world, "adapters", "load", "m/b2", "zz"))[0] == 5
         assert (await vllm_gateway(world, "adapters", "load", "m/b9", "a"))[0] == 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("how", ["before", "under_way", "engine"])
+def test_where_the_only_copy_dies_requests_go_on_once_another_server_has_the_adapter(how, stream):
+    @story
+    async def goes_on():
+        sim, listed = SimConfig(model="m", decode_step_s=0.05), pool([lora("sql", replicas=1)], 2)
+        async with gateway(sim, sim, pools=listed, as_shipped=True) as world:
+            await world.until(lambda: held(world) or held(world, 1))
+            await world.until(lambda: not world.process.adapters.pools["m"].changes)
+            dead = 0 if held(world) else 1
+            if how == "before":
+                await world.sims[dead].stop()
+            elif how == "engine":
+                world.sims[dead].inject("die_on_prompt:first")
+            asked = world.chat("first", model="sql", max_tokens=9, stream=stream, temperature=0)
+            running = start(asked, name="first")
+            if how == "under_way":
+                await world.until(lambda: world.sims[dead].engine.running)
+                await asyncio.sleep(0.2 if stream else 0)
+                await world.sims[dead].stop()
+            reply = await running
+            assert reply.status_code == 200, reply.text
+            assert '"error"' not in reply.text
+            assert held(world, 1 - dead) == {"sql": "/loras/sql"}
+            assert (await world.chat("next", model="sql", max_tokens=1)).status_code == 200
+
+    goes_on()
