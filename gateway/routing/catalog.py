@@ -16,7 +16,8 @@ from gateway.config.models import PoolConfig, PrefixCache
 from gateway.core.aio import Clock
 from gateway.core.asked import ALL_MODELS
 from gateway.core.errors import NO_MODEL, EndpointNotServed, MissingModel, ModelNotFound
-from gateway.core.types import Call, Caller, Endpoint, Phase, Route
+from gateway.core.exclusion import AWAITS_ADAPTER
+from gateway.core.types import SERVING, Call, Caller, Endpoint, Phase, Route
 from gateway.pools.table import Backend, PoolTable
 from gateway.routing.near import NearNames
 
@@ -262,9 +263,16 @@ def _endpoints(config: PoolConfig, backends: Sequence[Backend]) -> frozenset[End
 
 
 def status(entry: Entry, backends: Iterable[Backend]) -> str:
-    """Return ready, degraded or unavailable: the best phase of the backends that hold the name."""
-    name = entry.route.adapter
-    phases = {backend.phase for backend in backends if name is None or name in backend.models}
-    if Phase.READY in phases:
-        return "ready"
-    return "degraded" if Phase.DEGRADED in phases else "unavailable"
+    """Return what a request for the name meets, at best.
+
+    ready: a backend that is. degraded: one that is second choice, or has to load the adapter first.
+    """
+    name, found = entry.route.adapter, "unavailable"
+    for backend in backends:
+        why = None if name is None else backend.lacking.get(name)
+        has = why is None and (name is None or name in backend.models)
+        if has and backend.phase is Phase.READY:
+            return "ready"
+        if backend.phase in SERVING and (has or why in AWAITS_ADAPTER):
+            found = "degraded"
+    return found

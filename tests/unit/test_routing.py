@@ -758,6 +758,24 @@ def test_a_name_is_as_well_as_the_best_backend_that_holds_it(table):
     assert (told("m"), told("lora-a")) == ("ready", "unavailable")
 
 
+@pytest.mark.parametrize(
+    ("why", "told"),
+    [
+        (Exclusion.ADAPTER_DUE, "degraded"),  # it is loaded once it is asked for
+        (Exclusion.ADAPTER_LOADING, "degraded"),
+        (Exclusion.ADAPTER_FAILED, "unavailable"),
+        (Exclusion.MODEL_MISSING, "unavailable"),
+    ],
+)
+@pytest.mark.parametrize("listed", [True, False])
+def test_an_adapter_that_requests_cannot_have_yet_is_not_called_ready(table, why, told, listed):
+    make_ready(table, "m/b3", models=(BASE, LORA) if listed else (BASE,))
+    table.withhold(table.get("m/b3"), {"lora-a": why})
+    config = pools(m={"backends": URLS, "adapters": ["lora-a"]})
+    entry = Catalog.build(config, table).entries["lora-a"]
+    assert status(entry, table.backends("m")) == told
+
+
 # --- what a backend holds of a prompt ---------------------------------------------------------------
 
 
