@@ -89,7 +89,9 @@ class CanaryConfig(Section):
 class ShadowConfig(Section):
     """Copies of some requests go to another pool. Their replies are dropped; under load, so are the copies."""
 
-    to: ModelName = Field(description="The pool that gets the copies.")
+    to: ModelName = Field(
+        description="The pool that gets the copies. Its base model answers them, those of requests for an adapter too."
+    )
     share: Annotated[float, Field(gt=0, le=1)] = setting(
         0.01, "Share of the conversations that are copied (0..1]."
     )

@@ -49,6 +49,16 @@ def under_way(world):
     return world.process.table.get("next/b1").in_flight
 
 
+@story
+async def test_a_copy_of_a_request_for_an_adapter_is_for_the_base_model():
+    tuned = SimConfig(model="m", speed=0, adapters=("sql",))
+    async with gateway(tuned, NEXT, pools=pools()) as world:
+        assert (await world.chat("hello", model="sql", max_tokens=1)).status_code == 200
+        await world.until(lambda: copies(world) and under_way(world) == 0)
+        assert json.loads(copies(world)[0].body)["model"] == "next"
+        assert await counted(world, "ok") == 1
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_other_pool_gets_a_copy_and_the_client_its_own_reply(stream):
     @story
