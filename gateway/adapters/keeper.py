@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
+from gateway.adapters.deadly import Deadly
 from gateway.adapters.elsewhere import Elsewhere, Placed, PoolTold, placed_on
 from gateway.adapters.memory import Memory
 from gateway.adapters.placement import Change, Move, lacks, plan
@@ -81,7 +82,7 @@ class PoolAdapters:
     """One pool's adapters. One event loop."""
 
     def __init__(self, pool: str, settings: PoolConfig, tools: Tools) -> None:
-        self.known = Known(tools.memory, settings)
+        self.known = Known(tools.memory, settings, Deadly(pool, tools.memory, tools.clock))
         self.changes: dict[str, Change] = {}  # by backend
         self.loads_s: deque[float] = deque(maxlen=_LOADS_KEPT)
         self.done: Counter[Done] = Counter()
@@ -139,6 +140,7 @@ class PoolAdapters:
             if each.health.models_known and each.id not in self.changes:
                 known.memory.only(each.id, each.models, self._clock.wall())
         known.forget(self._table.backends(self._pool), now)
+        known.deadly.look(self._table.backends(self._pool))
         if not self.leads and (placed := known.elsewhere.placed) is not None:
             self._follow(placed)
             return
@@ -308,15 +310,13 @@ class PoolAdapters:
         except AdapterError as error:
             self._failed(backend, name, error)
             return
-        self.known.gone.pop((backend.id, name), None)
+        self.known.loaded(backend.id, name)
         self.loads_s.append(seconds)
         self.done[Done.LOADED] += 1
         self.all_loads_s += seconds
-        self.known.failures.pop((backend.id, name), None)
         now, lost_s = self._clock.now(), seconds * backend.in_flight
         self.known.rest_until[backend.id] = now + _RESTS * seconds
         self.known.caught_up_at[backend.id] = now + _CATCHES_UP * lost_s
-        self.known.waits_since.pop(name, None)
         self.known.fresh_until[name] = now + max(_FRESH_S, _RESTS * seconds)
         said = f"the adapter {name} is loaded"
         log.info(
@@ -330,6 +330,8 @@ class PoolAdapters:
         if self._table.get(backend.id) is not backend:
             return  # a reload put another in its place, whose own list will tell
         self.done[Done.FAILED] += 1
+        if self.changes[backend.id].move.load == name:
+            self.known.load_failed(backend.id, name)
         again_s = self.known.failed(backend.id, name, error, self._clock.now())
         detail = f"{error}; tried again in {again_s:.0f} s"
         self._tools.events.note(self._clock, EventKind.ADAPTER_FAILED, backend.id, name, detail)

@@ -25,6 +25,7 @@ from gateway.heal.orders import OrderRefused
 from gateway.pools.table import Backend, PoolTable
 
 _EVERY_S: Final = 0.5
+_ENDS: Final = frozenset({EventKind.EXITED, EventKind.START_FAILED})
 # For the sizes of adapters: a file server that hangs must not hold up the rest.
 _MEASURED_S: Final = 2.0
 
@@ -157,9 +158,19 @@ class Adapters:
         self._group.create_task(guarded(work, name=name), name=name)
 
     def _heard(self, event: Event) -> None:
-        """Remember what supervision loaded on a server that it restarted."""
+        """Remember what supervision loaded on a server that it restarted, and of which loads servers ended."""
+        backend = self._table.get(event.backend_id)
+        keeper = self.pools.get(backend.pool) if backend is not None else None
         if event.kind is EventKind.ADAPTER:
             self.memory.note(event.backend_id, event.label)
+        elif keeper is None or event.backend_id in keeper.changes:  # it knows itself what fails
+            return
+        elif event.kind is EventKind.ADAPTER_FAILED:
+            keeper.known.load_failed(event.backend_id, event.label)
+        elif event.kind in _ENDS:
+            keeper.known.deadly.ended(event.backend_id)
+            if self._group is not None:  # else a restart that follows at once loads it again
+                keeper.look()
 
     # --- operators --------------------------------------------------------------------------------
 
@@ -197,6 +208,8 @@ class Adapters:
             return self._follows(backend, name, order)
         self.memory.order(backend_id, name, order)
         keeper.known.failures.pop((backend_id, name), None)  # it is tried at once
+        if order is not None and order.keep:
+            keeper.known.deadly.clear(name)
         self._changed = True
         said = self._follows(backend, name, order)
         if self._group is not None:

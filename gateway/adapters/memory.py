@@ -5,12 +5,13 @@ Of several workers the first one keeps the file. The others hear what it knows (
 A load that was begun counts once its adapter is listed, for ten minutes: it may end after its deadline, or after us.
 
 <state>/adapters.json    {"loaded": {"pool/b1": ["sql"]}, "begun": {"pool/b1": {"fr": ...}},
-                          "orders": {"pool/b1": {"sql": {"keep": true, "path": null, "at": ..., "why": ""}}}}
+                          "orders": {"pool/b1": {"sql": {"keep": true, "path": null, "at": ..., "why": ""}}},
+                          "deaths": {"pool": {"fr": [{"backend_id": "pool/b1", "path": "/fr", "at": ...}]}}}
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,7 @@ from gateway.heal.statefile import read_state, write_state
 
 FILE: Final = "adapters.json"
 _BEGUN_S: Final = 600.0
+_DEATHS_KEPT: Final = 4
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -32,10 +34,19 @@ class Order(msgspec.Struct, frozen=True):
     why: str = ""
 
 
+class Death(msgspec.Struct, frozen=True):
+    """That a server died as it loaded an adapter."""
+
+    backend_id: str
+    path: str
+    at: float  # seconds since the epoch
+
+
 class _Kept(msgspec.Struct):
     loaded: dict[str, list[str]] = {}
     begun: dict[str, dict[str, float]] = {}  # since when, seconds since the epoch
     orders: dict[str, dict[str, Order]] = {}
+    deaths: dict[str, dict[str, list[Death]]] = {}
 
 
 _FORMAT: Final = msgspec.json.Decoder(_Kept)
@@ -98,6 +109,22 @@ class Memory:
         else:
             orders[name] = order
         self._save()
+
+    def deaths(self, pool: str) -> Mapping[str, Sequence[Death]]:
+        """Return the deaths of servers that loaded an adapter, by adapter, the oldest first."""
+        return self._kept.deaths.get(pool, {})
+
+    def died(self, pool: str, name: str, death: Death) -> None:
+        """Remember that a server died as it loaded an adapter; the latest few are kept."""
+        deaths = self._kept.deaths.setdefault(pool, {}).setdefault(name, [])
+        deaths.append(death)
+        del deaths[:-_DEATHS_KEPT]
+        self._save()
+
+    def forgive(self, pool: str, name: str) -> None:
+        """Forget its deaths."""
+        if self._kept.deaths.get(pool, {}).pop(name, None) is not None:
+            self._save()
 
     def _save(self) -> None:
         if self.folder is not None:

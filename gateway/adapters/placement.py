@@ -50,6 +50,7 @@ class Wanted:
     # No backend has it, and requests have waited for it since then.
     waits_since: float | None = None
     fresh: bool = False  # it was loaded a moment ago, so it stays
+    waits: bool = False  # a server may have died as it loaded it, so no other one does now
     weight: float = 1.0  # its size, in any unit
 
 
@@ -144,6 +145,9 @@ class _Plan:
         self.takes = {
             each.id: each.free or bool(each.changing or self._movable(each)) for each in places
         }
+        # What no backend has yet is tried on one of them first: its load may end that server.
+        self.coming = {name for each in places for name in each.changing - each.held}
+        self.coming -= frozenset().union(*(each.held - each.stale for each in places))
         self.moved: dict[str, Move] = {}
         # The adapter with the least demand there, and that demand, by place and whether it may be in use. It is
         # asked for by every adapter that is not there, so it is kept until the next move.
@@ -269,7 +273,7 @@ class _Plan:
         It replaces an adapter without requests in flight, or with `drains` one that finishes them first.
         """
         found = []
-        for place in places:
+        for place in () if each.waits or each.name in self.coming else places:
             shut = place.changing or place.closed or place.id in self.moved
             if shut or not self._lacking(each, place) or each.name in place.barred:
                 continue
@@ -285,6 +289,8 @@ class _Plan:
             _, chosen, goes = min(found, key=lambda each: each[0])
             move = self.moved[chosen.id] = Move(chosen.id, goes, each.name)
             self.coldest.clear()
+            if not self.copies[each.name]:
+                self.coming.add(each.name)
             self._count(each.name, chosen, 1)
             if move.unload in self.copies:
                 self._count(move.unload, chosen, -1)

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from gateway.adapters.deadly import Deadly, barred
 from gateway.adapters.elsewhere import Elsewhere
 from gateway.adapters.memory import Memory, Order
 from gateway.adapters.placement import Place, Wanted
@@ -44,6 +45,7 @@ class Known:
 
     memory: Memory
     settings: PoolConfig
+    deadly: Deadly
     demand: dict[str, float] = field(default_factory=dict)  # requests in flight, averaged
     waits_since: dict[str, float] = field(default_factory=dict)  # of adapters that no backend has
     fresh_until: dict[str, float] = field(default_factory=dict)
@@ -70,6 +72,17 @@ class Known:
         self.failures[backend_id, name] = Failure(tries, now + again_s, str(error), error.refused)
         return again_s
 
+    def loaded(self, backend_id: str, name: str) -> None:
+        """Note a load that succeeded: nothing speaks against the next."""
+        self.gone.pop((backend_id, name), None)
+        self.failures.pop((backend_id, name), None)
+        self.waits_since.pop(name, None)
+        self.deadly.clear(name)
+
+    def load_failed(self, backend_id: str, name: str) -> None:
+        """Note a load that failed: it may have ended its server."""
+        self.deadly.failed(backend_id, name, self.listed_paths.get(name, ""))
+
     def forget(self, backends: Collection[Backend], now: float) -> None:
         """Forget unloads that model lists show by now, and what servers refused that have gone.
 
@@ -86,8 +99,13 @@ class Known:
         return self.elsewhere.orders(backend_id, self.memory.orders(backend_id))
 
     def ordered(self, backend_id: str) -> tuple[tuple[str, bool], ...]:
-        """Return the adapters of which an operator ordered that they are on a backend, or are not."""
-        return tuple((name, order.keep) for name, order in self.orders(backend_id).items())
+        """Return the adapters of which an operator ordered that they are on a backend, or are not.
+
+        Of the suspects too: a restarted server does not load them before it serves.
+        """
+        ordered = ((name, order.keep) for name, order in self.orders(backend_id).items())
+        suspects = self.deadly.suspects(self.listed_paths) if self.deadly else ()
+        return (*ordered, *((name, False) for name in suspects))
 
     def in_use(self, backend: Backend, now: float) -> frozenset[str]:
         """Return the adapters with requests on a backend, of any gateway."""
@@ -144,6 +162,7 @@ class Known:
                 demand=self.demand.get(name, 0.0),
                 waits_since=self.waits_since.get(name),
                 fresh=self.fresh_until.get(name, 0.0) > now,
+                waits=self.deadly.undecided(name),
                 weight=self._weight(paths[name]),
             )
             for name in paths
@@ -222,6 +241,7 @@ class Known:
     def _barred(self, backend: Backend, paths: Mapping[str, str], now: float) -> dict[str, str]:
         found = {}
         limits, orders = self.limits(backend), self.orders(backend.id)
+        listed = self.listed_paths if self.deadly else {}
         for name, path in paths.items():
             size, failed = self.sizes.get(path), self.failures.get((backend.id, name))
             rank = size.rank if size is not None else None
@@ -231,6 +251,8 @@ class Known:
                 found[name] = limits.why_none
             elif rank is not None and limits.most_rank is not None and rank > limits.most_rank:
                 found[name] = f"its rank is {rank}, the server allows {limits.most_rank}"
+            elif why := barred(self.deadly.deaths(name, listed.get(name, ""))):
+                found[name] = why
             elif failed is not None and failed.until > now:
                 found[name] = failed.why
         return found

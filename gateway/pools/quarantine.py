@@ -42,7 +42,7 @@ _DIES_WITHIN_S: Final = 5.0
 _MOST: Final = 10_000  # requests known; of one death the oldest goes first
 _MOST_LOSSES: Final = 10_000  # not yet decided
 _LOSSES: Final = frozenset({Ending.BROKE, Ending.STREAM, Ending.HTTP_5XX, Ending.STALE})
-_DEAD: Final = frozenset({"refused", "reset", "http_503"})  # what a probe of a dead server finds
+DEAD: Final = frozenset({"refused", "reset", "http_503"})  # what a probe of a dead server finds
 _BY_ORDER: Final = frozenset({"restart", "pending"})  # reasons of STARTING
 
 
@@ -202,7 +202,7 @@ class Quarantine:
         health = backend.health
         if health.probed_at < loss.at:
             return None
-        if health.probe_failure in _DEAD:
+        if health.probe_failure in DEAD:
             return health.probed_at - loss.at < _DIES_WITHIN_S
         return None if health.probe_failure else False
 

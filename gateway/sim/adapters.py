@@ -6,7 +6,7 @@ import asyncio
 import re
 from typing import Any, Final
 
-from gateway.sim.errors import SimError
+from gateway.sim.errors import SimError, engine_dead
 from gateway.sim.state import SimState
 
 LOAD: Final = "/v1/load_lora_adapter"
@@ -16,7 +16,10 @@ _RANK: Final = re.compile(r"rank-(\d+)")
 
 
 async def order(path: str, body: dict[str, Any], state: SimState) -> str:
-    """POST to one of `PATHS`. A load takes as long as the configuration says, and stops the engines."""
+    """POST to one of `PATHS`. A load takes as long as the configuration says, and stops the engines.
+
+    One from a "deadly" path kills them.
+    """
     if path != LOAD:
         return _unload(body, state)
     _check(body, state)
@@ -28,6 +31,9 @@ async def order(path: str, body: dict[str, Any], state: SimState) -> str:
         finally:
             for driver in state.drivers:
                 driver.freeze(frozen=False)
+    if "deadly" in body["lora_path"]:
+        state.die()
+        raise engine_dead()
     name = body["lora_name"]
     state.loaded[name] = body["lora_path"]
     return f"Success: LoRA adapter '{name}' added successfully."

@@ -153,6 +153,33 @@ async def test_a_request_waits_for_a_load_no_longer_than_loads_take():
 
 
 @story
+async def test_an_adapter_that_ends_servers_as_they_load_it_ends_two_and_no_third():
+    sims = [SIM] * 3
+    async with gateway(*sims, pools=pool([lora("deadly"), lora("sql")], 3)) as world:
+        dead = lambda: [sim.state.dead for sim in world.sims]  # noqa: E731
+        await world.until(lambda: sum(dead()) == 2, 10)
+        left = dead().index(False)
+        await world.until(lambda: held(world, left) == {"sql": "/loras/sql"})
+        await world.until(
+            lambda: any(
+                "servers died as they loaded it" in each.detail
+                for each in world.process.adapters.statuses()
+            )
+        )
+        for place in range(3):
+            if place != left:
+                world.sims[place].clear()
+        everywhere = {"sql": "/loras/sql"}
+        await world.until(lambda: all(held(world, place) == everywhere for place in range(3)), 15)
+        reply = await world.chat(model="deadly", max_tokens=1)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "model_unavailable")
+        assert sum(dead()) == 0
+        # An operator says that it is well now.
+        world.process.adapters.order("m/b1", "deadly", Order(keep=True))
+        await world.until(lambda: world.sims[0].state.dead)
+
+
+@story
 async def test_a_single_copy_leaves_a_backend_that_becomes_a_reserve():
     listed = json.dumps([lora("sql", replicas=1)])
     backends = "[{url: '<0>', weight: 1}, {url: '<1>'}]"

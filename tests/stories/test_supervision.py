@@ -14,6 +14,7 @@ import sys
 import pytest
 
 from gateway.adapters.memory import Order
+from gateway.core.aio import start
 from gateway.core.events import EventKind
 from gateway.core.types import ModelsSeen, Phase, ServedModel
 from gateway.heal.decisions import Cause
@@ -132,6 +133,36 @@ async def test_adapters_loaded_at_run_time_are_there_again_after_a_restart():
         assert world.slot().sim.state.adapters == {"sql": "/adapters/sql-7"}
         assert (await world.chat(model="sql", max_tokens=1)).status_code == 200
         assert [each.label for each in world.told(EventKind.ADAPTER)] == ["sql"]
+
+
+@story
+async def test_an_adapter_that_ends_its_server_twice_is_not_loaded_a_third_time():
+    async with machine() as on:
+        slot = on["m/b1"]
+
+        async def ends_with_its_engine():
+            while True:
+                if slot.running and slot.sim is not None and slot.sim.state.dead:
+                    await slot.die()
+                await asyncio.sleep(0.01)
+
+        listed = [{"name": name, "path": f"/loras/{name}"} for name in ("deadly", "sql")]
+        backend = launched(slot, args=WITH_LORA)
+        ends = start(ends_with_its_engine(), name="ends")
+        async with fleet(on, backend, wait=False, adapters=listed) as world:
+            await world.until(lambda: len(slot.starts) == 3, 20)
+            await world.until(lambda: slot.sim and slot.sim.state.adapters == {"sql": "/loras/sql"})
+            await world.serves()
+            assert (await world.chat(max_tokens=1)).status_code == 200
+            assert (await world.chat(model="sql", max_tokens=1)).status_code == 200
+            reply = await world.chat(model="deadly", max_tokens=1)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "model_unavailable")
+            (row,) = [
+                each for each in world.process.adapters.statuses() if each.adapter == "deadly"
+            ]
+            assert "servers died as they loaded it" in row.detail
+            assert (len(slot.starts), len(world.told(EventKind.SUSPENDED))) == (3, 0)
+        ends.cancel()
 
 
 @story

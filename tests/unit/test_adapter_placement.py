@@ -98,10 +98,22 @@ def test_a_copy_that_comes_where_it_is_pinned_is_not_made_elsewhere():
     for never in (place("b2", 0), failed):
         assert plan([de], [other, never]) == [Move("m/b1", None, "de")]
     two = Wanted("de", copies=2, pins=pins)
-    assert len(plan([two], [other, place("b2")])) == 2
+    assert plan([two], [other, place("b2")]) == [Move("m/b2", None, "de")]
+    assert plan([two], [other, place("b2", 2, ["de"])]) == [Move("m/b1", None, "de")]
     assert plan([two], [other, place("b2", changing=frozenset({"fr"}))]) == [
         Move("m/b1", None, "de")
     ]
+
+
+def test_what_no_backend_has_yet_is_tried_on_one_and_what_may_have_killed_one_on_none():
+    x, three = Wanted("x"), [place(f"b{each}") for each in range(3)]
+    assert plan([x], three) == [Move("m/b0", None, "x")]
+    tried = place("b0", changing=frozenset({"x"}))
+    assert plan([x], [tried, *three[1:]]) == []
+    assert len(plan([x], [place("b0", None, ["x"]), *three[1:]])) == 1
+    unknown = Wanted("x", waits=True, waits_since=0.0)
+    assert plan([unknown], three) == []
+    assert lacks([unknown], three)["m/b0"] == {"x": Exclusion.ADAPTER_DUE}
 
 
 def test_replicas_go_up_and_down_as_the_number_says():

@@ -1,0 +1,110 @@
+"""Adapters whose load ended servers: after two deaths one is not loaded any more.
+
+    failed --the server ends, or refuses its next probe--> one death --and again--> not loaded for a day
+       `---it passes: it lives, and the failure says nothing
+
+After one death a restarted server serves before it is loaded again, and only one server at a time tries. A load
+that succeeds clears it, as do another path and an operator's order to load it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.adapters.memory import Death, Memory
+from gateway.core.aio import Clock
+from gateway.core.types import Phase
+from gateway.pools.quarantine import DEAD
+from gateway.pools.table import Backend
+
+log = logging.getLogger("gateway.adapters")
+
+DEATHS: Final = 2
+_KEPT_S: Final = 86400.0
+_DIES_WITHIN_S: Final = 5.0
+# A server that is stopped, or that supervision works on, does not answer either: only its end counts then.
+_UNTOLD: Final = frozenset({Phase.DRAINING, Phase.STOPPED, Phase.STARTING})
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """A load that failed, of which it is not known whether its server lives."""
+
+    name: str
+    path: str
+    at: float
+
+
+@dataclass(slots=True)
+class Deadly:
+    """What is known of one pool's adapters. `memory` keeps the deaths."""
+
+    pool: str
+    memory: Memory
+    clock: Clock
+    _failed: dict[str, _Failed] = field(default_factory=dict)  # by backend
+
+    def __bool__(self) -> bool:
+        """Whether anything is held against any adapter."""
+        return bool(self._failed or self.memory.deaths(self.pool))
+
+    def failed(self, backend_id: str, name: str, path: str) -> None:
+        """Note that a load failed: whether its server lives is known soon."""
+        self._failed[backend_id] = _Failed(name, path, self.clock.now())
+
+    def ended(self, backend_id: str) -> None:
+        """Note that a server ended by itself; if it loaded an adapter just then, that may be why."""
+        failed = self._failed.pop(backend_id, None)
+        if failed is None or self.clock.now() - failed.at > _DIES_WITHIN_S:
+            return
+        death = Death(backend_id, failed.path, self.clock.wall())
+        self.memory.died(self.pool, failed.name, death)
+        if why := barred(self.deaths(failed.name, failed.path)):
+            extra = {"event": "adapter_deadly", "backend": backend_id, "adapter": failed.name}
+            log.error("the adapter %s: %s", failed.name, why, extra=extra)
+
+    def look(self, backends: Collection[Backend]) -> None:
+        """Look what became of servers where loads failed."""
+        for each in backends if self._failed else ():
+            if (failed := self._failed.get(each.id)) is None:
+                continue
+            probed, why = each.health.probed_at >= failed.at, each.health.probe_failure
+            if probed and why in DEAD and each.phase not in _UNTOLD:
+                self.ended(each.id)
+            elif (probed and not why) or self.clock.now() - failed.at > _DIES_WITHIN_S:
+                del self._failed[each.id]
+
+    def deaths(self, name: str, path: str) -> list[Death]:
+        """Return the deaths of its loads from a path that count."""
+        if not (known := self.memory.deaths(self.pool).get(name)):
+            return []
+        now = self.clock.wall()
+        return [each for each in known if each.path == path and 0 <= now - each.at < _KEPT_S]
+
+    def suspects(self, paths: Mapping[str, str]) -> list[str]:
+        """Return the adapters that a restarted server does not load before it serves."""
+        known = self.memory.deaths(self.pool)
+        failed = [each.name for each in self._failed.values()]
+        return [*failed, *(name for name in known if self.deaths(name, paths.get(name, "")))]
+
+    def undecided(self, name: str) -> bool:
+        """Whether a server may have died of it a moment ago."""
+        return any(each.name == name for each in self._failed.values())
+
+    def clear(self, name: str) -> None:
+        """Hold nothing against it any more."""
+        self.memory.forgive(self.pool, name)
+
+
+def barred(deaths: Collection[Death]) -> str:
+    """Return, for people, why an adapter is not loaded; empty: it may be."""
+    if len(deaths) < DEATHS:
+        return ""
+    places = ", ".join(dict.fromkeys(each.backend_id for each in deaths))
+    return (
+        f"servers died as they loaded it ({len(deaths)} times, on {places}), so it is not loaded for a day;"
+        " `vllm-gateway adapters load` tries it again"
+    )
