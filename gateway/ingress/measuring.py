@@ -36,6 +36,7 @@ from gateway.pools.table import Backend, PoolTable
 from gateway.prefix.hashing import FIRST_BYTES, READ, PrefixHasher, written_salt
 from gateway.prefix.precise import PromptBlocks
 from gateway.prefix.ranked import block_sizes
+from gateway.resume.reasoning import OPENING_TOKENS, opens_reasoning
 from gateway.resume.recited import RecitedStream
 from gateway.resume.stream import TrailedStream
 
@@ -236,7 +237,20 @@ class Measuring:
                 prompt = await settings.counters.read_ids(stream.call, ask.route, reader, salt)
             except OSError:
                 return False, reader
+        if (
+            stream.thinks
+            and prompt
+            and not await self._opens_reasoning(settings, ask, prompt, able)
+        ):
+            prompt = None
         return stream.ids_are(prompt or [], *(said or ([], [])), pieces), None
+
+    async def _opens_reasoning(
+        self, settings: Settings, ask: Ask, prompt: list[int], able: Sequence[Backend]
+    ) -> bool:
+        """Ask whether the end of a prompt has its model begin with reasoning."""
+        end = await settings.counters.text_of(prompt[-OPENING_TOKENS:], ask.route, able)
+        return end is not None and opens_reasoning(end)
 
     async def find_rest_of_ids(self, settings: Settings, ask: Ask, stream: RecitedStream) -> None:
         """Ask for the token ids of what was shown by now; those of its prompt are known. Cancel: nothing is held."""

@@ -13,6 +13,9 @@ cuts them.
 An engine that looks for stop strings holds back as many characters as the longest has, but one (`resume.seam`).
 So a token ends that many characters behind the end of each frame, as far as that was shown. Another backend
 goes on behind the last of these, and says again what was shown beyond it.
+
+Of a thought, parsers hold back white space until more of it follows: it begins a frame, but its token may have ended
+the one before.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from itertools import accumulate
 from typing import Final
 
 _NO_TEXT: Final = "\ufffd"  # stands for bytes that are no character: nobody knows which
+_SPACES: Final = re.compile(rb"\s*")
 _BYTE: Final = re.compile(r"<0x([0-9A-F]{2})>")
 # How byte-level tokenizers write bytes: those that can be seen as themselves, the others from 256 on.
 _SEEN: Final = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -39,24 +43,41 @@ def ends_of(pieces: Sequence[str], held_back_chars: int = 0) -> list[int]:
     return [end for end in ends if end <= shown]
 
 
-def fits(pieces: Sequence[str], tokens: Sequence[str], held_back_chars: int = 0) -> int | None:
+def fits(
+    pieces: Sequence[str], tokens: Sequence[str], held_back_chars: int = 0, *, trimmed: bool = False
+) -> int | None:
     """Return how many tokens end where another backend can go on; None: these are not proven to be the tokens.
 
     They are, if they are the text of all pieces, and end wherever one ended. They are written as a tokenizer
-    writes them: byte by byte, or with a mark for each space.
+    writes them: byte by byte, or with a mark for each space. `trimmed` pieces are those of a thought.
     """
     text = "".join(pieces)
     if _NO_TEXT in text:
         return None
     whole = text.encode()
-    ends = {0, *_in_bytes(text, ends_of(pieces, held_back_chars))}
+    listed = _in_bytes(text, ends_of(pieces, held_back_chars))
+    ends, last = {0, *listed}, max(listed, default=0)
+    spaces = _spaces_at(whole, listed) if trimmed else {}
     for read in (_byte_level, _marked):
         spelled = [read(each) for each in tokens]
         known = [each for each in spelled if each is not None]
         if len(known) == len(spelled) and b"".join(known) == whole:
             places = [0, *accumulate(map(len, known))]
-            return places.index(max(ends)) if ends <= {*places} else None
+            crossed = ends - {*places}
+            if all(not spaces.get(each, frozenset()).isdisjoint(places) for each in crossed):
+                return places.index(last)
+            return None
     return None
+
+
+def _spaces_at(whole: bytes, ends: Sequence[int]) -> dict[int, frozenset[int]]:
+    """Return, for each end, where else its token may have ended: within the white space behind it."""
+    found = {}
+    for end in ends:
+        spaces = _SPACES.match(whole, end)
+        assert spaces is not None
+        found[end] = frozenset(range(end + 1, spaces.end() + 1))
+    return found
 
 
 def _in_bytes(text: str, ends: Sequence[int]) -> list[int]:

@@ -3,7 +3,7 @@
 vLLM takes token ids on these endpoints, but tells none (0.32). So what is kept is the text, piece by
 piece, and how the reply is called. Once its backend fails, others are asked for the ids of the prompt
 and of the text (`ids_are`). The rest comes as a chat, and is told in the events of the stream. It may
-call tools; behind a call nobody goes on.
+call tools; behind a call nobody goes on. A thought goes on as a thought; nobody goes on behind one.
 
 Frames are read only once a backend fails, or 32 KiB of them have come; a piece takes three bytes more
 than its text from then on.
@@ -18,9 +18,10 @@ import msgspec
 from gateway.core.types import Dialect
 from gateway.resume.messageteller import MessageTeller
 from gateway.resume.pieces import ends_of, fits
+from gateway.resume.reasoning import Expected
 from gateway.resume.responseteller import ResponseTeller
 from gateway.resume.retelling import EVENT, Strange, Teller
-from gateway.resume.shown import shown_by_chat
+from gateway.resume.shown import REASONING, shown_by_chat
 from gateway.resume.trail import Reached
 from gateway.wire.chunks import Shape, inside
 from gateway.wire.objects import decode_or_none
@@ -80,8 +81,8 @@ class Recital:
     shows = staticmethod(shown_by_chat)  # the rest always comes as chat chunks
 
     __slots__ = (
-        "_arguments_bytes", "_call", "_given", "_held_back", "_pieces", "_reached", "_reached_at",
-        "_shape", "_told_tokens", "_unread",
+        "_arguments_bytes", "_behind_thought", "_call", "_expects", "_given", "_held_back", "_pieces",
+        "_reached", "_reached_at", "_shape", "_told_tokens", "_unread",
         "left", "lost", "may_call", "proven", "strayed", "teller",
     )  # fmt: skip
 
@@ -106,6 +107,8 @@ class Recital:
         # The ids that the current backend was started from; None while the first backend writes.
         self._given: Reached | None = None
         self._told_tokens = 0  # of the reply, by the one that went on
+        self._behind_thought = False  # who goes on has written a thought to its end
+        self._expects = Expected("")  # of the first text of who goes on
         self._call: int | None = None  # the index of the tool call that began last
         self._arguments_bytes = 0  # of all calls
 
@@ -170,7 +173,16 @@ class Recital:
         self._read()
         if self._held_back and self._given is not None:
             return False  # where its tokens ended is not known any more
-        return self.teller.begun and self._call is None and not (self.lost or self.strayed)
+        if self.thinks and self._held_back:
+            return False  # nobody knows whether text is held back of a thought, too
+        behind = self._behind_thought or self._call is not None
+        return self.teller.begun and not (behind or self.lost or self.strayed)
+
+    @property
+    def thinks(self) -> bool:
+        """Whether what was shown is a thought, which its owner has to see begin in the prompt."""
+        self._read()
+        return self.teller.thinks
 
     @property
     def pieces(self) -> list[str]:
@@ -181,7 +193,7 @@ class Recital:
     @property
     def is_plain(self) -> bool:
         """Whether the answer has begun, and nobody offers tools, as far as its owner was told."""
-        return bool(self.pieces) and not self.may_call
+        return bool(self.pieces) and not (self.may_call or self.thinks)
 
     @property
     def said_tokens(self) -> int:
@@ -210,7 +222,8 @@ class Recital:
         """
         told = self.teller.prompt_tokens
         proven = told in (None, len(prompt)) and bool(prompt) and len(reply) == len(tokens)
-        seam = fits(pieces, tokens, self._held_back) if proven else None
+        trimmed = self.thinks
+        seam = fits(pieces, tokens, self._held_back, trimmed=trimmed) if proven else None
         if seam is not None and pieces == self.pieces:
             self._reached = Reached(prompt, reply[:seam], self.again)
             self._reached_at = len(self._pieces)
@@ -225,6 +238,7 @@ class Recital:
         """Another backend goes on from there."""
         self._given, self._told_tokens, self.proven = reached, 0, False
         self.left = reached.again
+        self._expects = Expected(REASONING[0] if self.thinks else "")
 
     def retold(self, frame: bytes) -> bytes:
         """Return a frame of a chat that goes on as events of the stream; an error is left as it is."""
@@ -240,21 +254,32 @@ class Recital:
         if chunk.prompt_token_ids is not None:
             self.proven = chunk.prompt_token_ids == [*given.prompt, *given.reply]
             self.strayed |= not self.proven
+        elif self._expects.kind and chunk.choices:
+            self.strayed |= not self._expects.fits(frame)
+        if self.strayed:
+            return b""
         return b"".join([self._choice(given, each) for each in chunk.choices if self.proven])
 
     def _choice(self, given: Reached, choice: _Choice) -> bytes:
         delta, finish = choice.delta, choice.finish_reason
+        thought = delta.reasoning or delta.reasoning_content or ""
         called = bool(delta.tool_calls) and not self.may_call
-        if delta.reasoning or delta.reasoning_content or called:
+        if called or (thought and not self.teller.may_think):
             self.strayed = True
             return b""
         if finish is not None and finish not in _GOOD:
             return ABORTED
         self._told_tokens += len(choice.token_ids or ())
         told, content = b"", self._beyond(delta.content or "")
+        if thought:
+            self._add(thought)
+            told = self.teller.thought(thought)
+        if self.teller.thinks and (content or delta.tool_calls):
+            self._behind_thought = True
+            self._pieces.clear()
         if content:
             self._add(content)
-            told = self.teller.more(content)
+            told += self.teller.more(content)
         try:
             told += b"".join([self._called(each) for each in delta.tool_calls or ()])
         except Strange:

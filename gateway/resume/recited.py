@@ -20,10 +20,11 @@ import msgspec
 from gateway.core.endings import Barrier
 from gateway.core.types import Call, Usage, UsageSource
 from gateway.resume.completion import as_chat
+from gateway.resume.reasoning import OPENING_TOKENS
 from gateway.resume.recital import ABORTED, Recital
 from gateway.resume.rest import limit_of
-from gateway.resume.retelling import SHOWS_TEXT, tells_abort, tells_error
-from gateway.resume.rules import held_back_chars
+from gateway.resume.retelling import SHOWS_TEXT, SIGNS, tells_abort, tells_error
+from gateway.resume.rules import held_back_chars, thinking_budget
 from gateway.resume.stream import TrailedStream
 from gateway.wire.chunks import Shape
 from gateway.wire.sse import StreamWatch
@@ -36,6 +37,7 @@ _ENDS_TEXT: Final = (
 )
 # With these begin the calls of tools that vLLM's parsers look for, but for two of them (0.32).
 _BEGINS_CALLS: Final = ("<", "[")
+_ENDS_THOUGHT: Final = ("\n\n", "\n", " ")
 
 
 class RecitedStream(TrailedStream):
@@ -73,6 +75,8 @@ class RecitedStream(TrailedStream):
             return False
         if self._reached is not None or self._veil is not None or self.cut is not None:
             return False
+        if SIGNS in data:
+            return False
         return not (
             self._partial or self._carry or self._held_end or self._failed_here or self.ended
         )
@@ -109,9 +113,16 @@ class RecitedStream(TrailedStream):
 
         The model may have written it in one token with the end of the text: nobody goes on then.
         """
+        if not self.trail.pieces:
+            return ()
         chosen = self.offers.get("tool_choice")
         parsed = chosen is not None and bytes(chosen) != b'"none"'
-        return _BEGINS_CALLS if parsed and self.trail.pieces else ()
+        return (_BEGINS_CALLS if parsed else ()) + (_ENDS_THOUGHT if self.trail.thinks else ())
+
+    @property
+    def thinks(self) -> bool:
+        """Whether what was shown is a thought: its prompt has to open one."""
+        return self.trail.thinks
 
     def offer(self, tools: dict[str, msgspec.Raw] | None) -> bool:
         """Have who goes on offer these tools, as a chat has them; None: nobody knows what they are there.
@@ -149,9 +160,17 @@ class RecitedStream(TrailedStream):
         )
         if proven:
             self.prompt = prompt
-        else:
+        if not proven or (self.thinks and self._may_be_forced(len(reply))):
             self.barrier = Barrier.IDS
-        return proven
+        return self.barrier is not Barrier.IDS
+
+    def _may_be_forced(self, said_tokens: int) -> bool:
+        """Whether an engine may have begun to write the end of the thinking, which has a budget.
+
+        It counts what stands behind the mark in the prompt, too.
+        """
+        budget = thinking_budget(self.call)
+        return budget is not None and said_tokens > budget - OPENING_TOKENS
 
     @property
     def could_leave(self) -> bool:
@@ -199,8 +218,8 @@ class RecitedStream(TrailedStream):
             return told
         if self._failed_here:
             return b""
-        if not frame.startswith(SHOWS_TEXT):
-            if frame.startswith(_ENDS_TEXT):
+        if not frame.startswith(SHOWS_TEXT) or SIGNS in frame:
+            if frame.startswith(_ENDS_TEXT) or SIGNS in frame:
                 self._held_end += frame
                 return b""
             if tells_abort(frame):

@@ -31,6 +31,7 @@ class ResponseTeller:
 
     prompt_tokens: int | None = None  # told at its end only
     repeats_text = True
+    thinks = may_think = False
 
     def __init__(self) -> None:
         self._response: dict[str, Any] = {}
@@ -87,6 +88,10 @@ class ResponseTeller:
         self._parted = True
         delta = self._told("output_text.delta", delta=text, logprobs=[])
         return closed + begun + part + delta
+
+    def thought(self, text: str) -> bytes:
+        """See `Teller`."""
+        raise Strange
 
     def _announced(self) -> bytes:
         item = {

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import structs
 
 from gateway.core.types import Call, Demand, Dialect, Endpoint
-from gateway.resume.rules import RECITED, stops_of
+from gateway.resume.rules import RECITED, stops_of, thinking_budget
 from gateway.resume.trail import Reached
 from gateway.wire.large import fields_at_hand
 from gateway.wire.lax import number_of
@@ -97,6 +97,8 @@ def _as_chat(
     usage = msgspec.Raw(b'{"include_usage":true}')
     if stops := stops_of(call):
         fields["stop"] = _encoded(stops)
+    if (budget := thinking_budget(call)) is not None:
+        fields["thinking_token_budget"] = _encoded(budget)
     fields |= {"messages": _STAND_IN, "stream": _TRUE, "stream_options": usage}
     chat = structs.replace(
         call,

@@ -54,6 +54,7 @@ def tells_error(frame: bytes) -> bool:
 
 MESSAGE_TEXT: Final = b"event: content_block_delta\ndata: "
 RESPONSE_TEXT: Final = b"event: response.output_text.delta\ndata: "
+SIGNS: Final = b'"type":"signature_delta"'  # in the frame that comes before the end of a thought
 SHOWS_TEXT: Final = (MESSAGE_TEXT, RESPONSE_TEXT)  # how frames begin that may show more text
 
 
@@ -82,6 +83,14 @@ class Teller(Protocol):
         """Whether the client knows what the reply is called."""
 
     @property
+    def thinks(self) -> bool:
+        """Whether what is shown is a thought, no answer."""
+
+    @property
+    def may_think(self) -> bool:
+        """Whether what follows may be a thought."""
+
+    @property
     def repeats_text(self) -> bool:
         """Whether events that are still to come have all of the text."""
 
@@ -97,6 +106,9 @@ class Teller(Protocol):
 
     def more(self, text: str) -> bytes:
         """Return the events that show more text."""
+
+    def thought(self, text: str) -> bytes:
+        """Return the events that show more of a thought."""
 
     def call(self, call_id: str, name: str, text: str) -> bytes:
         """Return the events with which the call of a tool begins."""

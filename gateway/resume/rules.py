@@ -14,13 +14,13 @@ backend fails.
 
 Of Messages and Responses, these bar a stream, too:
 
-    thinking: enabled                    what is shown is not all of the text, and its budget counts what is not
     output_config: format                a grammar
-    include_reasoning: false             as thinking
+    include_reasoning: false             what is shown is not all of the text
     mcp_servers, container, compaction   a server that knew them would change the prompt
 
 and these do not: thinking that is `disabled`, and an effort, change the prompt only, and what parsers of reasoning
-are told (`counting.anthropic`); `adaptive` asks for nothing. A reply that shows thinking all the same is barred. Of
+are told (`counting.anthropic`); `adaptive` asks for nothing. A budget for thinking (`enabled`) is counted by engines
+in the prompt, too. Of
 the others in `_HARMLESS_THERE`, vLLM ignores what tells who asks, how it is billed and how fast it is served. Tools
 do not bar a stream, until one is called (`resume.recited`).
 
@@ -121,6 +121,9 @@ def _is_free_there(value: Any, body: Mapping[str, Any]) -> bool:
     return chosen is None or chosen == "auto" or chosen == "none"
 
 
+_THINKING: Final = ("adaptive", "disabled", "enabled")
+
+
 def _is_effort(value: Any, body: Mapping[str, Any]) -> bool:
     if not isinstance(value, dict):
         return value is None
@@ -142,7 +145,7 @@ _BY_VALUE_THERE: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], bool]]] =
     **dict.fromkeys(_UNSET_THERE, _is_unset),
     "tool_choice": _is_free_there,
     "thinking": lambda value, body: (
-        not value or (isinstance(value, dict) and value.get("type") in ("adaptive", "disabled"))
+        not value or (isinstance(value, dict) and value.get("type") in _THINKING)
     ),
     "output_config": _is_effort,
     "include_reasoning": lambda value, body: value is None or value is True,
@@ -210,6 +213,17 @@ def offers_tools(call: Call) -> bool:
         return False
     tools = fields_at_hand(call).get("tools", msgspec.Raw())
     return is_given(tools) and bytes(tools).strip(b"[] \n\r\t") != b""
+
+
+def thinking_budget(call: Call) -> int | None:
+    """Return how many tokens the thinking of a message may have at most; None: it was not said."""
+    if call.dialect is not Dialect.MESSAGES:
+        return None
+    thinking = msgspec.json.decode(fields_at_hand(call).get("thinking", b"null"))
+    if not isinstance(thinking, dict) or thinking.get("type") != "enabled":
+        return None
+    tokens = thinking.get("budget_tokens")
+    return tokens if isinstance(tokens, int) else None
 
 
 def stops_of(call: Call) -> list[str]:

@@ -35,8 +35,8 @@ class Tokenizer:
         return Tokens(ids, [byte_level(each) for each in found])
 
 
-def asked_by(watch, prompt, tokenizer):
-    """Have a stream that broke off ask for its ids."""
+def asked_by(watch, prompt, tokenizer, *, prompt_end=None):
+    """Have a stream that broke off ask for its ids; the last tokens of its prompt may be asked for as text."""
     failed, other = (
         SimpleNamespace(id=name, phase=Phase.READY, plain=False, in_flight=0, revision="")
         for name in "ab"
@@ -48,8 +48,12 @@ def asked_by(watch, prompt, tokenizer):
     async def read_ids(call, route, backend, salt):
         return prompt
 
+    async def text_of(tokens, route, backends):
+        assert list(tokens) == prompt[-8:]
+        return prompt_end
+
     counters = SimpleNamespace(
-        tokens_of=tokenizer.tokens_of, prompt_ids=prompt_ids, read_ids=read_ids
+        tokens_of=tokenizer.tokens_of, prompt_ids=prompt_ids, read_ids=read_ids, text_of=text_of
     )
     settings = SimpleNamespace(counters=counters)
     table = SimpleNamespace(backends=lambda pool: [failed, other])

@@ -492,11 +492,11 @@ def test_a_stop_in_the_rest_is_told_with_its_reason():
         assert b"message_stop" in stop
 
 
-THINKING = b'event: content_block_start\ndata: {"type":"content_block_start","content_block":{"type":"thinking"},"index":0}\n\n'
+FOUND = b'event: content_block_start\ndata: {"type":"content_block_start","content_block":{"type":"web_search_tool_result"},"index":0}\n\n'
 REASONING = b'event: response.output_item.added\ndata: {"item":{"id":"r","type":"reasoning"},"output_index":0,"sequence_number":2,"type":"response.output_item.added"}\n\n'
 
 
-@pytest.mark.parametrize(("path", "other"), [(MESSAGES, THINKING), (RESPONSES, REASONING)])
+@pytest.mark.parametrize(("path", "other"), [(MESSAGES, FOUND), (RESPONSES, REASONING)])
 def test_what_is_no_text_ends_with_an_error_as_before(path, other):
     opening, frames, _, _ = written(path, ["On", "ce"])
     start = frames[0].split(b"\n\n")[0] + b"\n\n" if path == MESSAGES else opening
@@ -671,7 +671,6 @@ def test_a_message_delta_without_a_reason_is_no_abort():
     [
         (MESSAGES, {"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "any"}}),
         (MESSAGES, {"tool_choice": {"type": "tool", "name": "f"}}),
-        (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 2000}}),
         (MESSAGES, {"stop_sequences": ["x"], "tools": []}),
         (MESSAGES, {"stop": ["x"]}),
         (MESSAGES, {"thinking": "x"}),
@@ -713,6 +712,7 @@ def test_some_requests_are_not_gone_on_with(path, more):
         (MESSAGES, {"stop_sequences": ["x", "long one"]}),
         (MESSAGES, {"thinking": {"type": "adaptive"}, "context_management": {"edits": []}}),
         (MESSAGES, {"thinking": {"type": "disabled"}, "output_config": None}),
+        (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 2000}}),
         (MESSAGES, {"output_config": {"effort": "xhigh", "format": None}, "speed": "fast"}),
         (MESSAGES, {"cache_control": {"type": "ephemeral"}, "diagnostics": {}, "betas": ["x"]}),
         (MESSAGES, {"chat_template_kwargs": {"enable_thinking": False}}),
