@@ -27,8 +27,8 @@ PATIENCE_S = 5.0
 class PatientLink(Link):
     """Waits longer than a request does: for tests of what Redis decides, however busy the machine is."""
 
-    async def ask(self, script, keys, args, within_s=PATIENCE_S):
-        return await super().ask(script, keys, args, within_s=max(within_s, PATIENCE_S))
+    async def ask(self, script, keys, args, within_s=PATIENCE_S, late=None):
+        return await super().ask(script, keys, args, max(within_s, PATIENCE_S), late)
 
 
 def patient_store(url, clock):

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -76,8 +77,10 @@ class Channel:
         finally:
             self._close()
 
-    async def ask(self, what: str, *args: Any, within_s: float) -> Any:
-        """Have the other side answer, and return what it does.
+    async def ask(
+        self, what: str, *args: Any, within_s: float, late: Callable[[Any], None] | None = None
+    ) -> Any:
+        """Have the other side answer, and return what it does; `late` hears an answer that came too late.
 
         Raises:
             Unanswered: it has gone, cannot do it, or takes longer than `within_s`.
@@ -86,16 +89,18 @@ class Channel:
         if self._writer is None:
             raise Unanswered("the channel is closed")
         self._number += 1
-        number = self._number
-        waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._send(_Call(self._number, what, args))
+        waiting = self._waiting[self._number] = asyncio.get_running_loop().create_future()
+        heard = False
         try:
-            self._send(_Call(number, what, args))
-            async with asyncio.timeout(within_s):
-                reply = await waiting
-        except TimeoutError:
-            raise Unanswered(f"no answer within {within_s:g} s") from None
+            await asyncio.wait([waiting], timeout=within_s)
+            heard = waiting.done()
         finally:
-            self._waiting.pop(number, None)
+            if late is not None and not heard:
+                waiting.add_done_callback(partial(_tell_late, late))
+        if not heard:
+            raise Unanswered(f"no answer within {within_s:g} s")
+        reply = waiting.result()
         if reply.why:
             raise Unanswered(reply.why)
         return reply.value
@@ -117,7 +122,7 @@ class Channel:
             task = start(guarded(self._answer(message), name=message.what), name=message.what)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        elif (waiting := self._waiting.get(message.id)) is not None and not waiting.done():
+        elif (waiting := self._waiting.pop(message.id, None)) is not None:
             waiting.set_result(message)
 
     async def _answer(self, call: _Call) -> None:
@@ -147,5 +152,11 @@ class Channel:
             with contextlib.suppress(OSError):
                 writer.close()
         for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_result(_Reply(0, None, "it has gone"))
+            waiting.set_result(_Reply(0, None, "it has gone"))
+        self._waiting.clear()
+
+
+def _tell_late(late: Callable[[Any], None], waiting: asyncio.Future[_Reply]) -> None:
+    reply = waiting.result()
+    if not reply.why:
+        late(reply.value)

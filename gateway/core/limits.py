@@ -63,6 +63,10 @@ class Amounts(NamedTuple):
     tokens: float = 0.0  # of both
     money: float = 0.0
 
+    def less(self, other: Amounts) -> Amounts:
+        """Return how much more this is than another one."""
+        return Amounts(*[a - b for a, b in zip(self, other, strict=True)])
+
 
 @dataclass(frozen=True, slots=True)
 class Price:

@@ -19,6 +19,7 @@ import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from gateway.core.aio import Clock, periodic
@@ -105,7 +106,7 @@ class Limiter:
     async def take(self, plan: Plan, costs: Amounts) -> Taken | Refused | Closed:
         """Take what a request costs, all or nothing. What costs no request takes no place among what runs.
 
-        Cancel: nothing runs for it; what it costs may be taken nevertheless, and is not given back.
+        Cancel: nothing runs for it; what it took nevertheless is given back once Redis says so.
         """
         self._number += 1
         lease = f"{self._life}-{self._number}"
@@ -143,7 +144,7 @@ class Limiter:
 
     def settle(self, taken: Taken, actual: Amounts) -> None:
         """Give back what was taken too much, charge what was too little; the request runs no more."""
-        plan, more = charged(taken), _difference(actual, taken.costs)
+        plan, more = charged(taken), actual.less(taken.costs)
         if plan.running:
             self.levels.end(plan, taken.lease)
         if not taken.shared:
@@ -250,34 +251,37 @@ class Limiter:
         told = scripts.words(f"{lease} {RUNS_S * 1000:.0f}", costs, plan.words)
         try:
             reply: str = await link.ask(
-                scripts.TAKE,
-                plan.stores,
-                told,
-                within_s=_WITHIN_S if plan.closed is None else BUDGET_S,
-            )
+                scripts.TAKE, plan.stores, told, _WITHIN_S if plan.closed is None else BUDGET_S,
+                partial(self._give_back, link, plan, costs),
+            )  # fmt: skip
         except BaseException:
-            # It may have been taken: it runs not. Its tokens stay taken, or a client that leaves could
-            # have back what it never took.
+            # It may have been taken: it runs not. Its tokens stay taken until Redis says so, or a client
+            # that leaves could have back what it never took.
             if plan.running:
                 told = scripts.words(f"{lease} 0", NOTHING, plan.words)
                 link.post(scripts.SETTLE, plan.stores, told)
             raise
         self._again_at = -math.inf
-        fits, day, *levels = reply.split()
-        marked = [place for place, each in enumerate(levels) if each[0] == "!"]
-        used = tuple([float(each.lstrip("!")) for each in levels] if marked else map(float, levels))
+        fits, day, used, marked = scripts.answer(reply)
         if begins or (plan.calendar and counted in self._begun):
-            self._see(plan, used, costs if fits == "1" else NOTHING)
+            self._see(plan, used, costs if fits else NOTHING)
         self._told[plan] = used, self._clock.now()
         wall = self._clock.wall()
-        if fits == "1":
+        if fits:
             self._begin(plan, costs, lease)
-            return Taken(
-                plan, costs, used, lease, shared=True, day=int(day), wall=wall, shadowed=tuple(marked)
-            )  # fmt: skip
+            return Taken(plan, costs, used, lease, shared=True, day=day, wall=wall, shadowed=marked)
         why = refusal(plan, costs, used, marked, wall)
         assert why is not None, "the script names the rules that refuse"
         return Refused(why, plan, used, wall, shared=True)
+
+    def _give_back(self, link: Scripted, plan: Plan, costs: Amounts, reply: str) -> None:
+        """Give back what Redis let a request take that had given up waiting: it was refused, or counts here."""
+        if not reply:  # the parent process is of another version
+            return
+        fits, day, used, marked = scripts.answer(reply)
+        if fits:
+            taken = Taken(plan, costs, used, "-", shared=True, day=day, wall=0.0, shadowed=marked)
+            self._tell(_Settled(charged(taken), f"- {day}", NOTHING.less(costs)), link)
 
     def _see(self, plan: Plan, used: tuple[float, ...], taken: Amounts) -> None:
         """Note the days and months that Redis told, and whether it lost some.
@@ -344,7 +348,3 @@ class Limiter:
 
     def _moment(self) -> Moment:
         return Moment.of(self._clock.now(), self._clock.wall())
-
-
-def _difference(actual: Amounts, costs: Amounts) -> Amounts:
-    return Amounts(*[a - b for a, b in zip(actual, costs, strict=True)])

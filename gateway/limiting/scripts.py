@@ -174,3 +174,11 @@ return 1
 def words(head: str, each: Amounts, rules: str) -> tuple[str]:
     """Return the one argument: two words that come first, the amounts, and rules."""
     return (f"{head} %.6g %.6f %.6f %.6f %.9f {rules}" % each,)
+
+
+def answer(reply: str) -> tuple[bool, int, tuple[float, ...], tuple[int, ...]]:
+    """Return what `TAKE` told: whether it fits, the day, what is used of each rule, and the rules that are over."""
+    fits, day, *levels = reply.split()
+    over = tuple([place for place, each in enumerate(levels) if each[0] == "!"])
+    used = [float(each.lstrip("!")) for each in levels] if over else map(float, levels)
+    return fits == "1", int(day), tuple(used), over

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import msgspec
 
 from gateway.core.channel import Answer, Answers, Channel, Unanswered
-from gateway.store.scripts import BUDGET_S, Lost, Script
+from gateway.store.scripts import BUDGET_S, Late, Lost, Script
 from gateway.store.shared import Board, Heard, Lease, SharedStore, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -218,11 +218,12 @@ class GroupScripts:
         keys: Sequence[str],
         args: Sequence[str | int],
         within_s: float = BUDGET_S,
+        late: Late | None = None,
     ) -> Any:
         """See `Scripted`."""
         try:
             reply = await self.group.channel.ask(
-                "limits", script.sha, keys, args, within_s=within_s
+                "limits", script.sha, keys, args, within_s=within_s, late=late
             )
         except Unanswered as error:
             raise StoreUnavailable(f"the parent process: {error}") from None

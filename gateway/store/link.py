@@ -27,7 +27,7 @@ from redis.asyncio.sentinel import MasterNotFoundError
 
 from gateway.core.aio import Clock, start
 from gateway.store.address import Client
-from gateway.store.scripts import BUDGET_S, Lost, Script
+from gateway.store.scripts import BUDGET_S, Late, Lost, Script
 from gateway.store.shared import StoreUnavailable
 
 log = logging.getLogger("gateway.store")
@@ -71,6 +71,7 @@ class _Asked:
     args: Sequence[str | int]
     reply: asyncio.Future[Any]
     lost: Lost | None = None
+    late: Late | None = None
 
 
 @dataclass(slots=True)
@@ -95,22 +96,24 @@ class Link:
         keys: Sequence[str],
         args: Sequence[str | int],
         within_s: float = BUDGET_S,
+        late: Late | None = None,
     ) -> Any:
         """See `Scripted`."""
         asked = self._put(script, keys, args)
         if asked is None:
             raise StoreUnavailable(self.trouble or "too many calls wait for it")
+        asked.late = late
         # A third of what `asyncio.timeout` takes: each request with limits waits here.
-        late = asyncio.get_running_loop().call_later(within_s, self._late, asked.reply)
+        end = asyncio.get_running_loop().call_later(within_s, self._give_up, asked.reply)
         try:
             reply = await asked.reply
         finally:
-            late.cancel()
+            end.cancel()
         if isinstance(reply, StoreUnavailable):
             raise reply
         return reply
 
-    def _late(self, reply: asyncio.Future[Any]) -> None:
+    def _give_up(self, reply: asyncio.Future[Any]) -> None:
         if not reply.done():
             reply.set_result(StoreUnavailable(self.trouble or _SLOW))
 
@@ -242,6 +245,8 @@ def _give(asked: _Asked, reply: object) -> None:
         raise reply
     if not asked.reply.done():
         asked.reply.set_result(reply)
+    elif asked.late is not None and not isinstance(reply, StoreUnavailable):
+        asked.late(reply)
 
 
 def why(error: BaseException | None) -> str:

@@ -23,6 +23,7 @@ local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 
 
 Lost = Callable[[bool], None]  # told whether a script that was sent may have run all the same
+Late = Callable[[Any], None]  # told what a script returned to whoever had given up
 
 
 class Scripted(Protocol):
@@ -38,8 +39,11 @@ class Scripted(Protocol):
         keys: Sequence[str],
         args: Sequence[str | int],
         within_s: float = BUDGET_S,
+        late: Late | None = None,
     ) -> Any:
         """Run a script and return what it does, or give up after `within_s`.
+
+        `late` hears what it returned if that comes after all.
 
         Raises:
             StoreUnavailable: there is no reply in time; whether it ran is unknown.

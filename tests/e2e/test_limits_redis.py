@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.core.aio import SystemClock, start
-from gateway.core.limits import KeyLimits, Taken
+from gateway.core.limits import KeyLimits, OnOutage, Taken
 from gateway.limiting.limiter import RUNS_S, Limiter
 from gateway.limiting.rules import NOTHING, day_of, month_of
 from gateway.process import reload
@@ -21,7 +21,7 @@ from gateway.store.link import Link
 from gateway.store.onredis import redis_store
 from gateway.store.shared import StoreUnavailable
 from tests import keyfiles as keys
-from tests.faults.toxic import BLACKHOLE, HARMLESS, toxic
+from tests.faults.toxic import BLACKHOLE, HARMLESS, Toxic, toxic
 from tests.limitercases import ALL, DAY_S, LimiterCases, LimiterDesk, amounts, fits, plan_of
 from tests.redisserver import PROGRAMS, patient_store, redis_server, time_passes
 from tests.stories.support import gateway, story
@@ -391,6 +391,37 @@ async def test_a_replica_that_loses_redis_gives_out_no_more_than_its_share():
                     await asyncio.sleep(0.05)
             for each in stores:
                 await each.close()
+
+
+@pytest.mark.parametrize(("outage", "latency_s"), [(OnOutage.LOCAL, 0.08), (OnOutage.CLOSED, 0.15)])
+@story
+async def test_what_a_slow_redis_lets_through_too_late_is_not_paid_for(outage, latency_s):
+    """Who waited no longer was refused, or is counted here: a budget has nothing else of it."""
+    with redis_server() as server:
+        async with toxic(f"http://127.0.0.1:{server.port}") as proxy:
+            store = redis_store(f"redis://{proxy.url.removeprefix('http://')}/0", SystemClock())
+            limiter = Limiter(SystemClock(), store.link, lambda: 1)
+            plan = plan_of(KeyLimits(budget_per_month=1000.0, on_outage=outage))
+            await store.link.client.ping()
+            limiter.settle(await limiter.take(plan, amounts(1, 1, 1.0)), amounts())
+            await store.holds()
+            assert float(server.ask("HGET", "gw1:{t:t}:key:k", "4y").split()[1]) == 0
+            proxy.down = Toxic(latency_s=latency_s)
+            async with asyncio.TaskGroup() as group:
+                asking = []
+                for _ in range(20):  # most come in the middle of another one's round trip
+                    asking.append(group.create_task(limiter.take(plan, amounts(10, 10, 1.0))))
+                    await asyncio.sleep(0.03)
+            proxy.down = HARMLESS
+            found = [each.result() for each in asking]
+            shared = sum(isinstance(each, Taken) and each.shared for each in found)
+            assert shared < len(found)
+            async with asyncio.timeout(20):
+                while float(server.ask("HGET", "gw1:{t:t}:key:k", "4y").split()[1]) != shared:
+                    with contextlib.suppress(StoreUnavailable):
+                        await store.holds()
+                    await asyncio.sleep(0.05)
+            await store.close()
 
 
 @story

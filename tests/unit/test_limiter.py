@@ -7,6 +7,7 @@ import pytest
 
 from gateway.core.asked import Caller
 from gateway.core.limits import KeyLimits, OnOutage, Period, Rule, Scope
+from gateway.limiting import scripts
 from gateway.limiting.inparent import SharedLevels
 from gateway.limiting.levels import Levels, Moment
 from gateway.limiting.limiter import Closed
@@ -58,7 +59,7 @@ class Lossy:
     def __init__(self, clock):
         self.shared, self.loses = SharedLevels(clock), None
 
-    async def ask(self, script, keys, args, within_s=0.0):
+    async def ask(self, script, keys, args, within_s=0.0, late=None):
         return self.shared.run(script.sha, keys, args)
 
     def post(self, script, keys, args, lost=None):
@@ -90,6 +91,51 @@ def test_what_ends_while_redis_does_not_hear_it_is_told_when_it_does(loses):
     again = desk.take(limits, input=1)
     assert fits(again)  # nothing runs any more
     assert used_of(again)[Rule.TOKENS_MONTH] == 151
+    desk.close()
+
+
+class Slow(Lossy):
+    """What replicas share; what `TAKE` tells comes when nobody waits for it any more."""
+
+    def __init__(self, clock):
+        super().__init__(clock)
+        self.slow, self.due = True, []
+
+    async def ask(self, script, keys, args, within_s=0.0, late=None):
+        reply = await super().ask(script, keys, args)
+        if self.slow and script is scripts.TAKE:
+            self.due.append((late, reply))
+            raise StoreUnavailable
+        return reply
+
+
+@pytest.mark.parametrize("outage", [OnOutage.LOCAL, OnOutage.CLOSED])
+def test_what_redis_lets_through_too_late_uses_up_nothing_but_the_request(outage):
+    """What was refused costs nothing, and what was counted here meanwhile does not count twice."""
+    link = None
+
+    def make_link(clock):
+        nonlocal link
+        link = Slow(clock)
+        return link
+
+    desk = LimiterDesk(make_link)
+    desk.starts_a_day()
+    limits = KeyLimits(
+        output_tokens_per_minute=10_000,
+        budget_per_month=5.0,
+        concurrent_requests=9,
+        on_outage=outage,
+    )
+    found = [desk.take(limits, 10, 1000, money=1.0) for _ in range(3)]
+    assert [fits(each) for each in found] == [outage is OnOutage.LOCAL] * 3
+    for late, reply in link.due:
+        late(reply)
+    link.slow = False
+    desk.passes(2)  # it is asked again
+    again = desk.take(limits)
+    assert again.shared
+    assert (used_of(again)[Rule.OUTPUT], used_of(again)[Rule.BUDGET_MONTH]) == (0, 0)
     desk.close()
 
 

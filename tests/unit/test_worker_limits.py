@@ -11,13 +11,13 @@ from gateway.app import build
 from gateway.config.load import load_config
 from gateway.core.aio import start
 from gateway.core.channel import Channel, Unanswered
-from gateway.core.limits import Amounts, KeyLimits, Taken
+from gateway.core.limits import Amounts, KeyLimits, Rule, Taken
 from gateway.limiting import scripts
 from gateway.limiting.inparent import SharedLevels
 from gateway.limiting.limiter import RUNS_S, Limiter
 from gateway.observe.outlet import Outlet
 from gateway.store.group import Group, GroupScripts, Place
-from tests.limitercases import LimiterCases, LimiterDesk, fits, plan_of
+from tests.limitercases import LimiterCases, LimiterDesk, fits, plan_of, used_of
 from tests.storecases import HeldClock
 
 SETTINGS = """
@@ -84,6 +84,7 @@ class Workers(LimiterDesk):
 
     def __init__(self):
         self.shared, self.running = None, []
+        self.answers = {}  # that the parent gives in tasks of their own
         super().__init__(self.link)
         self.run(self.opened())
 
@@ -93,7 +94,7 @@ class Workers(LimiterDesk):
         for each in (here, there):
             each.setblocking(False)
         group = Group(Place(1, 2, "", 0, 0))
-        group.channel, parent = Channel(here, {}), Channel(there, {})
+        group.channel, parent = Channel(here, {}), Channel(there, self.answers)
         parent.at_once = {"limits": self.shared.run}
         self.running += [group.channel, parent]
         return PatientScripts(group)
@@ -189,6 +190,26 @@ def test_a_parent_that_does_not_answer_leaves_each_its_share(desk, gone):
     found = [desk.take(limits) for _ in range(6)]
     assert [fits(each) for each in found] == [True] * 5 + [False]
     assert (found[-1].why.most, found[-1].share_of) == (5, 2)
+
+
+def test_what_a_parent_lets_through_too_late_uses_up_nothing(desk):
+    parent, limits = desk.running[1], KeyLimits(tokens_per_month=10_000)
+    at_once, parent.at_once, may_answer = parent.at_once, {}, asyncio.Event()
+
+    async def answer(*args):
+        await may_answer.wait()
+        return desk.shared.run(*args)
+
+    desk.answers["limits"] = answer
+    assert not desk.take(limits, 100, 4_000).shared
+    may_answer.set()
+    desk.run(desk.arrived())
+    parent.at_once = at_once
+    desk.run(desk.arrived())  # it has what was given back
+    desk.clock.at += 2  # and is asked again
+    again = desk.take(limits, 1)
+    assert again.shared
+    assert used_of(again)[Rule.TOKENS_MONTH] == 1
 
 
 async def ended(task):
