@@ -20,6 +20,9 @@ _UNKNOWN: Final = "Redis, or a ledger, cannot be read, and this gateway alone kn
 class UsageQuery(ListQuery):
     """Which usage, and how it is added up."""
 
+    after: str | None = Field(  # longer than of other lists: an id has five names
+        default=None, max_length=4000, description="`last_id` of the page before this one."
+    )
     first: str | None = Field(
         default=None, max_length=10, description="First day in UTC, as 2026-11-01. Default: today."
     )

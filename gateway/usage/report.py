@@ -77,7 +77,7 @@ def _row(place: Place, total: Sequence[float], *, complete: bool) -> UsageRow:
     day, tenant, key, model, adapter = place
     requests, prompt, cached, output = map(round, total[:4])
     return UsageRow(
-        id="/".join(each or "" for each in place),
+        id="/".join(_escaped(each or "") for each in place),
         day=day,
         tenant=tenant,
         key=key,
@@ -90,6 +90,11 @@ def _row(place: Place, total: Sequence[float], *, complete: bool) -> UsageRow:
         money=round(total[4], 9),
         complete=complete,
     )
+
+
+def _escaped(name: str) -> str:
+    """Return a name without slashes, so that other names make another id."""
+    return name.replace("%", "%25").replace("/", "%2F")
 
 
 def as_csv(told: Iterable[Mapping[str, Any]]) -> str:

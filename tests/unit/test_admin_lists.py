@@ -1,8 +1,11 @@
 """Lists, and what is read of pools and backends."""
 
+from urllib.parse import urlencode
+
 import pytest
 
 from gateway.core.events import EventKind
+from gateway.usage.entries import Sums
 from tests.admindesk import Desk
 
 
@@ -16,15 +19,16 @@ def note(desk, number):
     events.note(desk.clock, EventKind.OPERATOR, "m/b1", "drain", f"event {number}")
 
 
-def pages(desk, path, limit):
-    """Return the pages of a list, following `last_id`."""
+def pages(desk, path, limit, most=1000):
+    """Return the pages of a list, following `last_id`; `most` pages are read."""
     found, after = [], ""
-    while True:
-        page = desk.get(f"{path}?limit={limit}&after={after}").json()
+    for _ in range(most):
+        page = desk.get(f"{path}?{urlencode({'limit': limit, 'after': after})}").json()
         found.append(page["data"])
         if not page["has_more"]:
-            return found
+            break
         after = page["last_id"]
+    return found
 
 
 def test_pages_of_a_list_have_every_row_once(desk):
@@ -44,6 +48,18 @@ def test_a_page_goes_on_behind_its_row_though_others_came(desk):
     then = desk.get(f"/admin/v1/events?limit=2&after={first['last_id']}").json()
     assert [each["detail"] for each in then["data"]] == ["event 1", "event 0"]
     assert not then["has_more"]
+
+
+def test_pages_of_usage_have_every_row_once_whatever_its_names_hold(desk):
+    """Names may hold slashes, and an adapter's any text."""
+    long = "ö/%" * 80
+    names = [("a", "b/c"), ("a/b", "c"), ("a/b", "c%2Fd"), ("a/b", "c/d"), ("m", long), ("m/", "")]
+    sums = desk.objects.accounts.sums
+    for number, (model, adapter) in enumerate(names, 1):
+        sums[desk.objects.accounts.today(), long, long, model, adapter] = Sums(number)
+    for limit in (1, 4):
+        told = [row for page in pages(desk, "/admin/v1/usage", limit, most=6) for row in page]
+        assert [(row["model"], row["adapter"]) for row in told] == sorted(names)
 
 
 def test_a_cursor_that_is_gone_is_refused(desk):
