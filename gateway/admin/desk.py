@@ -33,6 +33,7 @@ from gateway.pools.table import PoolTable
 from gateway.rollout.rollouts import Rollout
 from gateway.store.replicas import Replicas
 from gateway.usage.accounts import Accounts
+from gateway.usage.lists import UsageLists
 
 
 async def nobody(what: str, *args: Any) -> list[Any]:
@@ -76,9 +77,11 @@ class Desk:
     problems: Known = field(default_factory=Known)  # since when each is known
     past: Past = field(default_factory=Past)  # what was told in the last hour
     started_at: float = field(init=False)
+    usage: UsageLists = field(init=False)
 
     def __post_init__(self) -> None:
         self.started_at = self.clock.now()
+        self.usage = UsageLists(self.accounts)
 
     def moment(self) -> Moment:
         """Return this instant on both clocks."""

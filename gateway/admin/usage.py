@@ -10,7 +10,7 @@ from pydantic import Field
 
 from gateway.admin.desk import Desk
 from gateway.admin.endpoint import Asked, Body, Listing, ListQuery, Problem
-from gateway.usage.report import PLACES, days_between, rows
+from gateway.usage.report import PLACES, days_between
 
 _BY = ",".join(PLACES)
 _ID = itemgetter("id")
@@ -50,11 +50,10 @@ async def get_usage(desk: Desk, asked: Asked[UsageQuery, Body]) -> Listing:
         raise _wrong(f"{error}.") from None
     named = {"tenant": query.tenant, "key": query.key, "model": query.model}
     only = {name: value for name, value in named.items() if value is not None}
-    used = await desk.accounts.read(days)
-    found = rows(used, by, only)
-    if not found and not used.complete:
+    found = await desk.usage.of(days, by, only, first_page=query.after is None)
+    if not found.rows and not found.complete:
         raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "store_unavailable", _UNKNOWN)
-    return Listing(found, lambda row: row, _ID)
+    return Listing(found.rows, lambda row: row, _ID)
 
 
 def _wrong(detail: str) -> Problem:

@@ -134,14 +134,15 @@ def ask(  # noqa: PLR0913 - what a request has
     return answer
 
 
-def ask_all(server: str, path: str, token: str) -> dict[str, Any]:
+def ask_all(server: str, path: str, token: str, timeout_s: float = 5.0) -> dict[str, Any]:
     """Return a whole list of an admin listener, of however many pages; see `ask`."""
     from urllib.parse import urlencode
 
-    told = page = ask(server, path, token)
+    told = page = ask(server, path, token, timeout_s=timeout_s)
     sign = "&" if "?" in path else "?"
     while page.get("has_more"):
-        page = ask(server, f"{path}{sign}{urlencode({'after': page['last_id']})}", token)
+        after = urlencode({"after": page["last_id"]})
+        page = ask(server, f"{path}{sign}{after}", token, timeout_s=timeout_s)
         told = {**told, **page, "data": told["data"] + page["data"], "first_id": told["first_id"]}
     return told
 

@@ -16,6 +16,8 @@ _INCOMPLETE: Final = (
 )
 _CENT: Final = 0.01
 
+_ADDED_UP_S: Final = 60.0  # a month of a thousand keys may take ten seconds
+
 
 def usage(  # noqa: PLR0913 - the options of a verb
     first: Annotated[
@@ -44,7 +46,7 @@ def usage(  # noqa: PLR0913 - the options of a verb
     given = {name: it for name, it in asked.items() if it}
     given["by"] = by or ","  # no group: all in one line
     path = f"/admin/v1/usage?{urlencode(given)}"
-    told = ask_all(server, path, token)
+    told = ask_all(server, path, token, _ADDED_UP_S)
     rows: list[dict[str, Any]] = told.get("data", [])
     if not all(each.get("complete", True) for each in rows):
         sys.stderr.write(_INCOMPLETE)

@@ -226,7 +226,8 @@ class Accounts:
                 found = await self._written(self._folder)
             except OSError:
                 complete = False
-        used = {place: each for place, each in found.items() if place[0] in days}
+        wanted = frozenset(days)
+        used = {place: each for place, each in found.items() if place[0] in wanted}
         return Used(used, complete=complete)
 
     async def _written(self, folder: Path) -> Mapping[Place, Sums]:

@@ -5,6 +5,7 @@ from urllib.parse import urlencode
 import pytest
 
 from gateway.core.events import EventKind
+from gateway.usage.accounts import Accounts
 from gateway.usage.entries import Sums
 from tests.admindesk import Desk
 
@@ -60,6 +61,31 @@ def test_pages_of_usage_have_every_row_once_whatever_its_names_hold(desk):
     for limit in (1, 4):
         told = [row for page in pages(desk, "/admin/v1/usage", limit, most=6) for row in page]
         assert [(row["model"], row["adapter"]) for row in told] == sorted(names)
+
+
+class ReadAccounts(Accounts):
+    """Counts how often usage is read."""
+
+    reads = 0
+
+    async def read(self, days):
+        self.reads += 1
+        return await super().read(days)
+
+
+def test_a_long_list_of_usage_is_read_and_added_up_once(desk):
+    accounts = ReadAccounts(desk.clock, None, None, 0, lambda model, pool: None)
+    desk.objects.usage.accounts = accounts
+    for number in range(2500):
+        accounts.sums[accounts.today(), "t", f"k{number}", "m", ""] = Sums(1)
+    with desk.client:  # one loop for all requests, as of a gateway
+        for _ in range(2):
+            found = pages(desk, "/admin/v1/usage", 1000)
+            assert len({row["id"] for page in found for row in page}) == 2500
+        assert accounts.reads == 2
+        path = f"/admin/v1/usage?by=tenant,key&after={found[0][-1]['id']}"
+        assert desk.get(path).status_code == 404  # of another list
+        assert desk.get("/admin/v1/usage?by=day").json()["data"][0]["requests"] == 2500
 
 
 def test_a_cursor_that_is_gone_is_refused(desk):
