@@ -175,14 +175,21 @@ class Link:
         return batch
 
     async def _send(self, batch: Sequence[_Asked]) -> None:
-        unknown = []
+        """Give each what Redis replies.
+
+        Raises:
+            RedisError: it refused one of them, or all; the others have their replies.
+        """
+        unknown, refused = list[_Asked](), None
         for asked, reply in await self._replies(batch, by_name=True):
             if isinstance(reply, failures.NoScriptError):
                 unknown.append(asked)  # since it started
             else:
-                _give(asked, reply)
+                refused = _give(asked, reply) or refused
         for asked, reply in await self._replies(unknown, by_name=False) if unknown else ():
-            _give(asked, reply)
+            refused = _give(asked, reply) or refused
+        if refused is not None:
+            raise refused
 
     async def _replies(
         self, batch: Sequence[_Asked], *, by_name: bool
@@ -235,18 +242,15 @@ class Link:
                 await self.client.aclose()
 
 
-def _give(asked: _Asked, reply: object) -> None:
-    """Give a reply to who asked; what Redis itself says is wrong fails the whole batch.
-
-    Raises:
-        RedisError: the reply is one.
-    """
+def _give(asked: _Asked, reply: object) -> failures.RedisError | None:
+    """Give a reply to who asked, but for what Redis itself says is wrong: that is returned."""
     if isinstance(reply, failures.RedisError):
-        raise reply
+        return reply
     if not asked.reply.done():
         asked.reply.set_result(reply)
     elif asked.late is not None and not isinstance(reply, StoreUnavailable):
         asked.late(reply)
+    return None
 
 
 def why(error: BaseException | None) -> str:

@@ -157,6 +157,27 @@ def works(url):
     return told
 
 
+def test_what_redis_refuses_of_one_key_takes_no_reply_from_another():
+    """Else a request would be counted by Redis, and here, where nobody answered."""
+
+    async def story():
+        with redis_server() as server:
+            server.ask("SET", "gw1:{t:t}:key:spoilt", "by somebody else")
+            store = redis_store(server.url, SystemClock())
+            limiter = Limiter(SystemClock(), store.link, lambda: 1)
+            plans = [plan_of(KeyLimits(100), key) for key in ("spoilt", "sound")]
+            await store.link.client.ping()
+            async with asyncio.TaskGroup() as group:  # with one round trip
+                taking = [group.create_task(limiter.take(plan, amounts())) for plan in plans]
+            assert [each.result().shared for each in taking] == [False, True]
+            assert store.link.trouble == "it answers with the error WRONGTYPE"
+            await store.holds()
+            assert not store.trouble
+            await store.close()
+
+    asyncio.run(story())
+
+
 def test_a_socket_and_a_user_of_few_rights_will_do():
     user = (
         "--user gateway on >s3cret ~gw1:* +ping +eval +evalsha +@string +@hash +@sortedset +del +pttl"
