@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -43,13 +44,23 @@ class Level(NamedTuple):
 
 
 _EMPTY: Final = Level(0.0, 0.0, 0.0)
+_REPLICAS_MOST: Final = 60  # that share a limit; the share of each empties as much more slowly
+
+_Place = tuple[str, int, Period]  # the name of a store, and which amount over which time
+
+
+def _counts(level: Level, period: Period, at: Moment) -> bool:
+    """Whether something is left of a level."""
+    if period is not Period.MINUTE:
+        return level.stamp >= at.stamp(period)
+    return at.now - level.stamp < level.used / level.most * MINUTE_S * _REPLICAS_MOST
 
 
 @dataclass(slots=True)
 class Levels:
     """By the names of stores: levels by amount and period, and leases of what runs."""
 
-    amounts: dict[tuple[str, int, Period], Level] = field(default_factory=dict)
+    amounts: OrderedDict[_Place, Level] = field(default_factory=OrderedDict)
     running: dict[str, dict[str, float]] = field(default_factory=dict)  # until when, oldest first
 
     def used(self, plan: Counts, at: Moment, replicas: int = 1) -> tuple[float, ...]:
@@ -79,14 +90,23 @@ class Levels:
             if rule.period in CALENDAR:
                 place = plan.stores[rule.store], rule.amount, rule.period
                 if place not in self.amounts:
-                    self.amounts[place] = Level(at.stamp(rule.period), spent(number), rule.most)
+                    self._note(place, Level(at.stamp(rule.period), spent(number), rule.most), at)
 
     def put(self, plan: Counts, used: Sequence[float], at: Moment) -> None:
         """Note what is used of each rule but of those that count what runs."""
         for rule, level in zip(plan.rules, used, strict=True):
             if rule.period is not Period.RUNNING:
                 place = plan.stores[rule.store], rule.amount, rule.period
-                self.amounts[place] = Level(at.stamp(rule.period), level, rule.most)
+                self._note(place, Level(at.stamp(rule.period), level, rule.most), at)
+
+    def _note(self, place: _Place, level: Level, at: Moment) -> None:
+        """Note a level; a new one makes up for two others, if they count no more."""
+        if place not in self.amounts:
+            for _ in range(min(2, len(self.amounts))):
+                looked_at, each = self.amounts.popitem(last=False)
+                if _counts(each, looked_at[2], at):
+                    self.amounts[looked_at] = each
+        self.amounts[place] = level
 
     def charge(
         self, plan: Counts, more: Amounts, at: Moment, taken_on: int, replicas: int = 1

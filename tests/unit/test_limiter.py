@@ -139,6 +139,22 @@ def test_what_redis_lets_through_too_late_uses_up_nothing_but_the_request(outage
     desk.close()
 
 
+def test_what_was_used_of_keys_that_rest_is_forgotten_once_it_counts_no_more(desk):
+    """Tokens of an identity provider may bring a key for each user, or for each job."""
+    short = KeyLimits(requests_per_minute=6, tokens_per_day=1000)
+    long = KeyLimits(requests_per_minute=6, tokens_per_day=1000, tokens_per_month=1000)
+    desk.starts_a_day()
+    desk.take(long, 600, key="of the first day")
+    for day in range(10):
+        for number in range(2000):
+            desk.take(short, 10, key=f"{day}-{number}")
+        desk.clock.at += DAY_S
+        desk.plans.clear()
+    assert len(desk.store.levels.amounts) < 10_000  # of 40,000
+    used = used_of(desk.take(long, key="of the first day"))
+    assert (used[Rule.TOKENS_DAY], used[Rule.TOKENS_MONTH]) == (0, 600)
+
+
 @pytest.mark.parametrize("trouble", ["", "it is away"])
 def test_a_replica_without_redis_gives_out_its_share_and_says_so(trouble):
     away = Away(trouble)
