@@ -23,7 +23,8 @@ class LimitedGateway:
         self.accounts = Accounts(clock, self.store.link, state, 10**6, lambda *_: price)
         self.limiter = limiter_of(clock, self.store.link, lambda: replicas, self.accounts, None)
         # Tokens that Redis may have counted, though the limiter did not hear of it; of these, such as it
-        # answered too late for: what was taken there stays taken, and the ledger tells what was used.
+        # answered too late for: what was taken there stays taken if that is never heard, and the ledger
+        # tells what was used.
         self.doubtful = self.late = 0
 
     async def answers(self, plan, tokens, times=1):
