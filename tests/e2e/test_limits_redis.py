@@ -251,11 +251,11 @@ class CountingLink(Link):
 
     waited = in_vain = longest_s = 0
 
-    async def ask(self, *args, within_s):
+    async def ask(self, *args, within_s, late=None):
         self.waited += 1
         self.longest_s = max(self.longest_s, within_s)
         try:
-            return await super().ask(*args, within_s=within_s)
+            return await super().ask(*args, within_s=within_s, late=late)
         except StoreUnavailable:
             self.in_vain += 1
             raise
