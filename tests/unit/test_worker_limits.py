@@ -72,11 +72,14 @@ def test_what_was_spent_counts_for_its_own_day_and_month_although_it_is_told_aft
     assert parent.run(scripts.TAKE.sha, plan.stores, taking).split(" ", 2)[2] == used
 
 
+PATIENCE_S = 2.0
+
+
 class PatientScripts(GroupScripts):
     """Waits longer than a request does: these tests ask what the parent decides, however busy the machine is."""
 
-    async def ask(self, script, keys, args, within_s=5.0):
-        return await super().ask(script, keys, args, within_s=max(within_s, 5.0))
+    async def ask(self, script, keys, args, within_s=PATIENCE_S, late=None):
+        return await super().ask(script, keys, args, max(within_s, PATIENCE_S), late)
 
 
 class Workers(LimiterDesk):
