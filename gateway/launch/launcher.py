@@ -30,7 +30,7 @@ class Obstacle(Enum):
     TRANSIENT = "transient"
     # A program, folder, unit or permission is missing or wrong: only a person can change that.
     CANNOT_HELP = "cannot_help"
-    # No space is left on a disk, or a quota is used up; the message has the path.
+    # A disk takes nothing now: it is full, or read-only, or a quota is used up; the message has the path.
     DISK = "disk"
     # Somebody else listens where the server is to listen; nothing was started.
     PORT = "port"
@@ -48,7 +48,7 @@ class Superseded(LaunchError):
     """Another incarnation runs than the one the order was for; nothing was done."""
 
 
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_TAKES_NOTHING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 _SCARCE: Final = frozenset(
     {
         errno.EAGAIN,
@@ -64,7 +64,7 @@ _SCARCE: Final = frozenset(
 
 def obstacle_of(error: OSError) -> Obstacle:
     """Return what an error of the system's means for the next try."""
-    if error.errno in _FULL:
+    if error.errno in _TAKES_NOTHING:
         return Obstacle.DISK
     return Obstacle.TRANSIENT if error.errno in _SCARCE else Obstacle.CANNOT_HELP
 

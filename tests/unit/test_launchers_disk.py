@@ -1,13 +1,16 @@
 """Whether the state folder can be written, and the warning before its disk is full."""
 
 import asyncio
+import errno
 import logging
 import shutil
 from pathlib import Path
 
 import pytest
 
+from gateway.heal.decisions import Outcome, outcome_of
 from gateway.launch.disk import LOW_BYTES, DiskSpace, free_bytes, why_unwritable
+from gateway.launch.launcher import LaunchError, obstacle_of
 from tests.admindesk import Desk
 
 
@@ -27,6 +30,19 @@ def test_a_disk_that_runs_low_is_told_once_with_path_and_bytes(tmp_path, caplog)
     assert f"({LOW_BYTES - 1} bytes)" in told[0]
     assert "free again" in told[1]
     assert "(7 bytes)" in told[2]
+
+
+@pytest.mark.parametrize(
+    ("number", "outcome"),
+    [
+        (errno.ENOSPC, Outcome.NOT_NOW),
+        (errno.EROFS, Outcome.NOT_NOW),  # as a disk becomes that had an error, until it is mended
+        (errno.EACCES, Outcome.FAILED),
+    ],
+)
+def test_a_disk_that_takes_nothing_now_is_no_failure_of_a_server(number, outcome):
+    error = LaunchError("", obstacle_of(OSError(number, "")))
+    assert outcome_of(error) is outcome
 
 
 def test_the_disk_of_a_folder_that_is_yet_to_be_made_is_that_of_its_parent(tmp_path):
