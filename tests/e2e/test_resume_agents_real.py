@@ -200,9 +200,10 @@ async def ids_of(http, asked):
 
 
 def all_held(gate, first, sent):
-    """Whether all streams were sent, and none of the first server's is on its way to the point where it is held."""
-    all_sent = sum(in_flight(gate)) + len(access_lines(gate)) >= sent
-    return all_sent and first.streams_held >= 4 and not first.streams_passing
+    """Whether all streams were sent, and all of the first server's are held: one that has not begun could not go on."""
+    at_first, *others = in_flight(gate)
+    all_sent = at_first + sum(others) + len(access_lines(gate)) >= sent
+    return all_sent and at_first == first.streams_held >= 4
 
 
 async def disturbed(gate, first, numbers, disturb):
