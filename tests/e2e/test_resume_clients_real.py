@@ -145,6 +145,7 @@ def test_sdks_see_one_stream_over_a_kill(tmp_path, servers):
             for text, finish, usage, error in seen
         ]
         answers = dict(enumerate(told[: len(asked)]))
+        wait_until(lambda: len(access_lines(gate)) >= len(sent), 30, "the access log tells of all")
         check_ends(gate, answers)
     check_greedy(answers, expected)
     assert {each.error for each in told} <= {None, "APIError", "APIStatusError"}
