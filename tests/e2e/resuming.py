@@ -245,6 +245,14 @@ def unresumed(gate: Gateway) -> collections.Counter[str]:
     )
 
 
+def stayed(gate: Gateway) -> int:
+    """Return how many streams of the first server ended where they were, by the access log so far.
+
+    Where its valve holds a stream, the last tokens may have come together in one frame: then all was told.
+    """
+    return sum((line["backend"], line["outcome"]) == ("b1", "ok") for line in access_lines(gate))
+
+
 def access_lines(gate: Gateway) -> list[dict[str, object]]:
     """Return what the access log tells so far; it is written shortly after a request has ended."""
     whole, _, _ = gate.log.read_text().rpartition("\n")  # the last line may be half written

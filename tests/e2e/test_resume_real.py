@@ -14,6 +14,7 @@ from tests.e2e.resuming import (
     disturbed,
     lora_flags,
     resumed,
+    stayed,
     undisturbed,
     unresumed,
 )
@@ -70,7 +71,7 @@ def go_on(folder, servers, asked, number, more_bytes=0, holds=None, **pools):
         answers = asyncio.run(disturbed(gate, first, asked, disturb))
         assert first.streams_held >= 10
         wait_until(
-            lambda: resumed(gate) + unresumed(gate).total() >= first.streams_held,
+            lambda: resumed(gate) + unresumed(gate).total() + stayed(gate) >= first.streams_held,
             30,
             "all are counted",
         )
