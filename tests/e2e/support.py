@@ -47,6 +47,13 @@ def get(url: str, timeout: float = 2.0) -> tuple[int, bytes]:
         return 0, b""
 
 
+def page(url: str) -> str:
+    """Return a page, however long a busy machine takes: no page is not a page without metrics."""
+    status, body = get(url, timeout=60.0)
+    assert status == 200, (url, status)
+    return body.decode()
+
+
 def wait_until(condition, seconds: float, what: str) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -123,7 +130,7 @@ class Gateway:
             return error.code, json.loads(error.read())
 
     def metrics(self) -> str:
-        return get(self.admin_url + "/metrics")[1].decode()
+        return page(self.admin_url + "/metrics")
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import urllib.parse
 
 import pytest
 
-from tests.e2e.support import MODELS, gateway, get, need, wait_until
+from tests.e2e.support import MODELS, gateway, get, need, page, wait_until
 from tests.e2e.vllms import vllms
 
 pytestmark = [
@@ -72,7 +72,7 @@ def stream(running, path="/v1/chat/completions", **body):
 
 
 def vllm_metric(port, name):
-    text = get(f"http://127.0.0.1:{port}/metrics")[1].decode()
+    text = page(f"http://127.0.0.1:{port}/metrics")
     return sum(
         float(value)
         for value in re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? ([0-9.e+]+)$", text, re.M)
