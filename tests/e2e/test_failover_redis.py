@@ -13,9 +13,8 @@ from gateway.access.keyfile import make_pepper
 from gateway.core.limits import KeyLimits
 from gateway.sim.config import SimConfig
 from gateway.sim.server import SimServer
-from gateway.store.shared import StoreUnavailable
 from gateway.usage.shared import _JOURNALS as LEDGERS
-from tests.e2e.test_keys_redis import replica, until
+from tests.e2e.test_keys_redis import ordered, replica, until
 from tests.limitedgateway import LimitedGateway
 from tests.limitercases import plan_of
 from tests.ports import free_port
@@ -52,15 +51,6 @@ async def watched(program):
             await eventually(lambda: second.ask("ROLE")[3] == "connected")
             await eventually(lambda: sentinel.ask("SENTINEL", "REPLICAS", "mymaster"))
             yield master, second, f"redis+sentinel://127.0.0.1:{sentinel.port}/mymaster"
-
-
-async def ordered(order):
-    """Give an order until the store takes it: a Sentinel may name no master for a moment."""
-    async with asyncio.timeout(30):
-        while True:
-            with contextlib.suppress(StoreUnavailable):
-                return await order()
-            await asyncio.sleep(0.1)
 
 
 async def chat(http, key):
@@ -104,8 +94,8 @@ async def test_limits_keys_and_months_go_on_at_the_replica_that_lacked_the_last_
             replica(where, tmp_path, "b", sim) as (b, to_b),
         ):
             limits = {"tokens_per_month": 1_000_000}
-            few = await a.key_store.create({"name": "few", "limits": limits})
-            many = await a.key_store.create({"name": "many", "limits": limits})
+            few = await ordered(a.key_store.create, {"name": "few", "limits": limits})
+            many = await ordered(a.key_store.create, {"name": "many", "limits": limits})
             for http in (to_a, to_b):
                 await until(200, http, few.key)
                 await until(200, http, many.key)
@@ -126,9 +116,9 @@ async def test_limits_keys_and_months_go_on_at_the_replica_that_lacked_the_last_
                     await chat(http, many.key)
             await until_used((to_a, to_b), few.key, spent)
             assert not await b.store.claim_restart("p/x", "one")
-            await ordered(lambda: a.key_store.revoke(few.id))
+            await ordered(a.key_store.revoke, few.id)
             await until(401, to_b, few.key)
-            new = await ordered(lambda: b.key_store.create({"name": "new"}))
+            new = await ordered(b.key_store.create, {"name": "new"})
             await until(200, to_a, new.key)
             assert lines_told(second) >= 5
 
