@@ -17,9 +17,9 @@ from tests.unit.test_usage import record
 class LimitedGateway:
     """`state` is its folder, `replicas` how many share the Redis."""
 
-    def __init__(self, url, state, replicas=1):
+    def __init__(self, url, state, replicas=1, store=redis_store):
         clock, price = SystemClock(), Price(1, 1, 2)
-        self.store = redis_store(url, clock)
+        self.store = store(url, clock)
         self.accounts = Accounts(clock, self.store.link, state, 10**6, lambda *_: price)
         self.limiter = limiter_of(clock, self.store.link, lambda: replicas, self.accounts, None)
         # Tokens that Redis may have counted, though the limiter did not hear of it; of these, such as it

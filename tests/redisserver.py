@@ -31,10 +31,10 @@ class PatientLink(Link):
         return await super().ask(script, keys, args, max(within_s, PATIENCE_S), late)
 
 
-def patient_store(url, clock):
+def patient_store(url, clock, link=PatientLink):
     """Return the store at a URL, which waits longer for each reply than a gateway does."""
     client = client_of(url, connect_s=PATIENCE_S, reply_s=PATIENCE_S)
-    return RedisStore(PatientLink(client, clock, budget_s=PATIENCE_S), clock)
+    return RedisStore(link(client, clock, budget_s=PATIENCE_S), clock)
 
 
 class RedisServer:
