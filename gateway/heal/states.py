@@ -316,7 +316,7 @@ def unproven(state: State) -> bool:
 
 def restarting(order: Restart) -> str:
     """Return why it is restarted, for people."""
-    return f"restarting: {order.cause.value}, {order.evidence}"
+    return f"restarting: {order.cause.value.replace('_', ' ')}, {order.evidence}"
 
 
 def calls_for(state: State, judged: Mapping[Cause, Sign], now: float) -> Sign | None:

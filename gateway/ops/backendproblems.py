@@ -206,6 +206,14 @@ def cause_of(backend: BackendOverview, failures: Mapping[str, int]) -> str:
     return " ".join(filter(None, (sentence(told), _waits(tended, told))))
 
 
+def state_and_cause(backend: BackendOverview, failures: Mapping[str, int]) -> str:
+    """Return a backend's state with its cause, as a clause."""
+    state, cause = backend["state"], cause_of(backend, failures).rstrip(".")
+    if cause[1:2].islower():  # no abbreviation
+        cause = cause[0].lower() + cause[1:]
+    return f"Backend {backend['name']} is {state}: {cause.removeprefix(f'{state}: ')}"
+
+
 def _waits(tended: SupervisionOverview | None, told: str) -> str:
     if tended is None:
         return ""

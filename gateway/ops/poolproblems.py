@@ -10,9 +10,9 @@ from gateway.core.exclusion import Exclusion
 from gateway.observe.recent import Tally
 from gateway.ops.backendproblems import (
     adapter_remedy,
-    cause_of,
     hidden_problems,
     kv_problem,
+    state_and_cause,
     state_problem,
 )
 from gateway.ops.problems import SEVERITIES, Problem, count, sentence
@@ -77,13 +77,10 @@ def _down(
 
 def _why_down(pool: PoolOverview, failures: Mapping[str, Mapping[str, int]]) -> str:
     troubled = _worst_first(pool["backends"])
-    told = [
-        f"Backend {each['name']} is {each['state']}: {cause_of(each, failures.get(each['id'], {})).rstrip('.')}"
-        for each in troubled[:_NAMED]
-    ]
+    told = [state_and_cause(each, failures.get(each["id"], {})) for each in troubled[:_NAMED]]
     if len(troubled) > _NAMED:
         told.append(f"{len(troubled) - _NAMED} more")
-    return f"{'; '.join(told)}." if told else ""
+    return f"{'. '.join(told)}." if told else ""
 
 
 def _remedy_of_worst(pool: PoolOverview, now: float) -> str:

@@ -346,7 +346,11 @@ def test_a_pool_out_of_which_all_were_ordered_is_down(fleet):
     fleet.table.order("m/b1", Order.CORDON)
     fleet.table.order("m/b2", Order.DRAIN)
     assert fleet.pool()["state"] == "down"
-    assert "Backend b1 is cordoned" in fleet.verdict()
+    fleet.why_drained = "new fan"
+    assert (
+        "Backend b1 is cordoned: takes no new requests until it is resumed: new fan."
+        " Backend b2 is draining: takes no new requests; running ones finish: new fan."
+    ) in fleet.verdict()
 
 
 def test_a_new_pool_is_starting():
@@ -406,7 +410,7 @@ def test_many_troubles_are_counted_not_listed():
     many = [f"http://127.0.0.1:{port}" for port in range(8001, 8010)]
     fleet = Fleet(**{f"p{number}": {"backends": many} for number in range(9)})
     sentence = fleet.verdict()
-    assert "; 6 more." in sentence
+    assert ". 6 more." in sentence
     assert "17 more problems." in sentence
     assert len(sentence) < 600
     assert "9 backends of pool p0 are starting (b1, b2, b3 and 6 more). Since " in str(
