@@ -271,7 +271,7 @@ class Adapters:
             hint = "".join(f" {peer} has it from {root}." for peer, root in roots.items() if root)
             raise OrderRefused(
                 "no_path",
-                f"Nobody said where {name} is on {backend.id}: give its path there.{hint}",
+                f"Nobody said where {name} is on {backend.id}: give its path there (`--path`).{hint}",
             )
 
     def statuses(self) -> list[AdapterStatus]:

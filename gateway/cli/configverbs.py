@@ -116,7 +116,9 @@ def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise VerbError(f"{file} is not UTF-8", code=Exit.USAGE) from error
+        raise VerbError(f"{file} is not UTF-8", code=Exit.INVALID_CONFIG) from error
+    except OSError as error:
+        raise VerbError(f"{file}: {error.strerror}", code=Exit.INVALID_CONFIG) from error
 
 
 def _print_effect(effect: list[str]) -> None:

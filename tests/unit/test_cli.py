@@ -1380,6 +1380,15 @@ def test_each_engine_of_a_data_parallel_server_needs_all_of_a_dense_model(
     assert ended == code
 
 
+@pytest.mark.parametrize("verb", ["validate", "diff"])
+def test_a_file_that_cannot_be_read_is_no_valid_one(run, tmp_path, verb):
+    (tmp_path / "odd.yaml").write_bytes(b"\xff")
+    for name, why in (("odd.yaml", "is not UTF-8"), ("none.yaml", "No such file or directory")):
+        code, out, err = run("config", verb, tmp_path / name)
+        assert (code, out) == (3, "")
+        assert why in err
+
+
 def test_probing_needs_a_usable_file(run, file):
     file.write_text(POOL + "limts: {}\n")
     code, out, _ = run("check", file, "--probe")
