@@ -2,6 +2,7 @@ import re
 
 import pytest
 
+from gateway.heal.autopsy import explained
 from gateway.vllmlog.diagnosis import Kind, When, diagnose
 from gateway.vllmlog.lines import parse
 from gateway.vllmlog.rules.rule import Found, told
@@ -155,3 +156,11 @@ def test_memory_that_was_refused_is_not_told_as_the_kernels_kill(error):
     advice = " ".join(each.why for each in found.remedies)
     assert "ulimit -v" in advice
     assert "OOM killer" not in advice
+
+
+def test_what_helps_is_told_in_one_pair_of_brackets():
+    log = START + "vllm serve: error: unrecognized arguments: --foo\n"
+    assert explained(diagnose(log, exit_code=2)) == (
+        "Unknown flags: --foo. To fix it: without --foo (this version of vLLM does not know it;"
+        " `vllm serve --help=all` lists its flags)."
+    )

@@ -19,7 +19,7 @@ _QUANTIZED: Final = re.compile(
 
 def _flags(found: Found) -> tuple[Advice, ...]:
     flags = [word for word in (found.groups.get("unknown") or "").split() if word.startswith("-")]
-    why = "this version of vLLM does not know it (`vllm serve --help=all` lists its flags)"
+    why = "this version of vLLM does not know it; `vllm serve --help=all` lists its flags"
     return tuple(Advice(flag.partition("=")[0], None, why, remove=True) for flag in flags[:8])
 
 
