@@ -5,6 +5,7 @@ Results go to standard output, everything else to standard error.
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 import time
@@ -17,6 +18,11 @@ from gateway.cli.terminal import Terminal, is_number
 if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPResponse
 
+# A gateway that was told to stop listens on for `shutdown.announce`.
+_TAKEN: Final = (
+    "another program listens there, or a gateway that still stops;"
+    " `vllm-gateway upgrade` takes over from one that runs"
+)
 T = TypeVar("T")
 
 _STEPS: Final = 10  # all of an answer may take this many times what a step of it may
@@ -51,6 +57,7 @@ def print_failure(error: Exception) -> Exit:
         message, hint, code = str(error), error.hint, error.code
     elif isinstance(error, OSError):
         message = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
+        hint = _TAKEN if error.errno == errno.EADDRINUSE else ""
     elif hasattr(error, "findings"):  # ConfigError, by its shape: importing it takes 12 ms
         _to_stderr("\n".join(error.findings))
         return Exit.INVALID_CONFIG

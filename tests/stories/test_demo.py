@@ -76,4 +76,6 @@ def test_serve_names_the_address_that_is_taken(taken, busy, tmp_path):
     words = [COMMAND, "serve", "-c", str(file)]
     ran = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
     assert (ran.returncode, ran.stdout) == (1, "")
-    assert ran.stderr == f"vllm-gateway: 127.0.0.1:{taken}: Address already in use\n"
+    first, hint = ran.stderr.splitlines()
+    assert first == f"vllm-gateway: 127.0.0.1:{taken}: Address already in use"
+    assert "`vllm-gateway upgrade` takes over" in hint

@@ -1189,7 +1189,10 @@ def test_a_port_that_is_taken_is_named(run):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         where = f"127.0.0.1:{taken.getsockname()[1]}"
         code, _, err = run("sim", "--port", where.rpartition(":")[2])
-    assert (code, err) == (1, f"vllm-gateway: {where}: Address already in use\n")
+    assert code == 1
+    first, hint = err.splitlines()
+    assert first == f"vllm-gateway: {where}: Address already in use"
+    assert hint.startswith("  hint: another program listens there, or a gateway that still stops;")
 
 
 def test_probing_compares_the_file_with_the_backends(run, tmp_path):
