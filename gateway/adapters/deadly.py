@@ -10,6 +10,7 @@ that succeeds clears it, as do another path and an operator's order to load it.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -46,6 +47,7 @@ class Deadly:
     memory: Memory
     clock: Clock
     _failed: dict[str, _Failed] = field(default_factory=dict)  # by backend
+    _ended_at: dict[str, float] = field(default_factory=dict)  # by backend, and of no load yet
 
     def __bool__(self) -> bool:
         """Whether anything is held against any adapter."""
@@ -53,13 +55,18 @@ class Deadly:
 
     def failed(self, backend_id: str, name: str, path: str) -> None:
         """Note that a load failed: whether its server lives is known soon."""
-        self._failed[backend_id] = _Failed(name, path, self.clock.now())
+        now = self.clock.now()
+        self._failed[backend_id] = _Failed(name, path, now)
+        if now - self._ended_at.get(backend_id, -math.inf) <= _DIES_WITHIN_S:
+            self.ended(backend_id)
 
     def ended(self, backend_id: str) -> None:
         """Note that a server ended by itself; if it loaded an adapter just then, that may be why."""
-        failed = self._failed.pop(backend_id, None)
-        if failed is None or self.clock.now() - failed.at > _DIES_WITHIN_S:
+        failed, now = self._failed.pop(backend_id, None), self.clock.now()
+        if failed is None or now - failed.at > _DIES_WITHIN_S:
+            self._ended_at[backend_id] = now  # its load may be told later
             return
+        self._ended_at.pop(backend_id, None)
         death = Death(backend_id, failed.path, self.clock.wall())
         self.memory.died(self.pool, failed.name, death)
         if why := barred(self.deaths(failed.name, failed.path)):
@@ -68,7 +75,10 @@ class Deadly:
 
     def look(self, backends: Collection[Backend]) -> None:
         """Look what became of servers where loads failed."""
-        for each in backends if self._failed else ():
+        for each in backends if self._failed or self._ended_at else ():
+            well = not each.health.probe_failure
+            if well and each.health.probed_at >= self._ended_at.get(each.id, math.inf):
+                del self._ended_at[each.id]  # it is back
             if (failed := self._failed.get(each.id)) is None:
                 continue
             probed, why = each.health.probed_at >= failed.at, each.health.probe_failure

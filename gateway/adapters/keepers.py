@@ -163,10 +163,11 @@ class Adapters:
         keeper = self.pools.get(backend.pool) if backend is not None else None
         if event.kind is EventKind.ADAPTER:
             self.memory.note(event.backend_id, event.label)
-        elif keeper is None or event.backend_id in keeper.changes:  # it knows itself what fails
+        elif keeper is None:
             return
         elif event.kind is EventKind.ADAPTER_FAILED:
-            keeper.known.load_failed(event.backend_id, event.label)
+            if event.backend_id not in keeper.changes:  # else it knows itself what failed
+                keeper.known.load_failed(event.backend_id, event.label)
         elif event.kind in _ENDS:
             keeper.known.deadly.ended(event.backend_id)
             if self._group is not None:  # else a restart that follows at once loads it again

@@ -78,3 +78,32 @@ async def test_what_is_loaded_after_all_or_ordered_is_trusted(tmp_path):
     scene.deadly.clear("sql")
     assert not scene.deadly
     assert not scene.known()
+
+
+@pytest.mark.parametrize(("apart_s", "deaths"), [(0.5, 1), (8.0, 0)])
+@pytest.mark.parametrize("end_first", [True, False])
+@held
+async def test_the_end_of_a_server_is_held_against_a_load_that_failed_about_then(
+    tmp_path, apart_s, deaths, end_first
+):
+    deadly = (scene := Scene(tmp_path)).deadly
+    if end_first:
+        deadly.ended("m/b1")
+    else:
+        deadly.failed("m/b1", "sql", "/sql")
+    scene.loop.at += apart_s
+    if end_first:
+        deadly.failed("m/b1", "sql", "/sql")
+    else:
+        deadly.ended("m/b1")
+    assert len(deadly.deaths("sql", "/sql")) == deaths
+
+
+@held
+async def test_a_load_that_fails_on_a_server_that_is_back_has_not_ended_the_one_before(tmp_path):
+    scene = Scene(tmp_path)
+    scene.deadly.ended("m/b1")
+    scene.sees(ProbePassed(scene.now(), scene.now()))
+    scene.deadly.look(scene.table.backends("m"))
+    scene.deadly.failed("m/b1", "sql", "/sql")
+    assert not scene.deadly.deaths("sql", "/sql")
