@@ -9,6 +9,7 @@ from gateway.core.aio import Clock
 from gateway.core.events import Events
 from gateway.heal.autopsy import Autopsy
 from gateway.heal.decisions import Outcome, Restart
+from gateway.heal.held import HeldAdapters
 from gateway.heal.names import Names
 from gateway.heal.observed import Timing
 from gateway.heal.overrides import Overrides
@@ -27,6 +28,7 @@ class Shared:
     events: Events
     overrides: Overrides
     usual: UsualTimes
+    held: HeldAdapters
     autopsy: Autopsy
     timing: Timing
     names: Names

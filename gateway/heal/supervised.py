@@ -41,7 +41,6 @@ from gateway.heal.states import (
 from gateway.launch.launcher import Changes, Incarnation, Launcher
 from gateway.pools.table import Backend
 from gateway.vllmlog.diagnosis import Diagnosis
-from gateway.watch.adapters import held_by
 from gateway.watch.fetch import Pages
 
 
@@ -68,7 +67,7 @@ class Supervised:
         self.signs: dict[Cause, Sign] = {}  # what the judges have against one that serves
         self.runs_with = config.launch  # what it was started with, as far as is known
         self.diagnosis: Diagnosis | None = None  # of its end or hang, until it is launched anew
-        self.adapters: dict[str, str] = {}  # name to path, while it served
+        self.adapters = shared.held.of(backend.id, config)  # name to path, while it served
         self.bad_at: float | None = None  # when it last ceased to serve, by itself
         self.launched: Incarnation | None = None  # the one that we launched last
         self.ordered: Sign | None = None  # an operator's restart that has not begun
@@ -193,7 +192,7 @@ class Supervised:
         if isinstance(before, Serving) and isinstance(state, Suspect | Failed):
             self.bad_at = self._now()
             if self.backend.models:  # the last list of the server that goes
-                self.adapters = held_by(self.backend)
+                self.adapters = self._shared.held.see(self.backend, self.config)
         if isinstance(state, Serving):
             self.observed.watch = None
             self._watch_processes(state.incarnation)

@@ -24,6 +24,7 @@ from gateway.core.types import Phase, RequestRecord
 from gateway.heal.autopsy import Autopsy, explained
 from gateway.heal.decisions import Cause, Decision, Outcome, Restart, Sign, Suspend, Wait, Why
 from gateway.heal.fleet import Fleet, Maker, launcher_of
+from gateway.heal.held import HeldAdapters
 from gateway.heal.intent import Intent, Mark
 from gateway.heal.leases import Leases
 from gateway.heal.members import Circumstances, Member, gpus_of
@@ -64,17 +65,16 @@ class Supervisor:
         self.table = table
         self.clock = clock
         self.store = store
-        self.events = Events()
-        self.names = Names()
+        self.events, self.names = Events(), Names()
         self.intent = Intent(store, clock, config.state, self._named)
         self.overrides = Overrides(config.state)
         self.history = History()
         self._config = config
         self._timing = timing
         autopsy = Autopsy(table, clock, self.overrides, self.events)
-        usual = UsualTimes(config.state)
         shared = Shared(
-            *(table, clock, store, self.events, self.overrides, usual, autopsy, timing, self.names),
+            *(table, clock, store, self.events, self.overrides),
+            *(UsualTimes(config.state), HeldAdapters(config.state), autopsy, timing, self.names),
             came_to=self._came_to,
         )
         self.fleet = Fleet(shared, make_launcher)

@@ -44,7 +44,6 @@ from gateway.launch.launcher import LaunchError, Obstacle, Seen, Superseded
 from gateway.observe.redact import redact
 from gateway.store.shared import StoreUnavailable
 from gateway.vllmlog.diagnosis import Kind
-from gateway.watch.adapters import held_by
 
 _POLL_S: Final = 0.1
 _TEST_EVERY_S: Final = 30.0  # of one that is suspended and lives
@@ -115,7 +114,7 @@ class Unit(Supervised):
     async def _serve(self, state: Serving) -> None:
         """Suspect what its probes or its progress have against it; test it when nothing moves for long."""
         if self.backend.phase is Phase.READY:
-            self.adapters = held_by(self.backend)
+            self.adapters = self._shared.held.see(self.backend, self.config)
         found = doubt(self.backend)
         if found is not None:
             now, of, why = self._now(), state.incarnation, found.reason
@@ -179,7 +178,8 @@ class Unit(Supervised):
         self._to(replace(state, claimed=True))
         served_s = 0.0
         if isinstance(state.before, Serving):  # its last list is of the server that goes, whole
-            self.adapters, served_s = held_by(self.backend), self._now() - state.before.since
+            self.adapters = shared.held.see(self.backend, self.config)
+            served_s = self._now() - state.before.since
         self.diagnosis, self.observed.trouble = None, ""  # of the server that goes
         self._look_no_more()  # what it will see is of the server that goes, too
         begun = shared.overrides.starting(self.id, self.config.launch, served_s)

@@ -165,6 +165,24 @@ async def test_an_adapter_that_ends_its_server_twice_is_not_loaded_a_third_time(
         ends.cancel()
 
 
+def test_an_adapter_that_somebody_loaded_is_there_again_after_a_restart_of_the_gateway(tmp_path):
+    @story
+    async def there_again():
+        async with machine() as on:
+            backend = launched(on["m/b1"], args=WITH_LORA)
+            async with fleet(on, backend, folder=tmp_path) as world:
+                await load(world, "sql", "/adapters/sql-7")
+                await world.until(lambda: world.backend().adapters == ("sql",))
+                await world.until(lambda: world.unit().adapters == {"sql": "/adapters/sql-7"})
+            async with fleet(on, backend, folder=tmp_path) as world:
+                await world.serves()
+                assert len(world.slot().starts) == 2
+                assert (await world.chat(model="sql", max_tokens=1)).status_code == 200
+                assert world.slot().sim.state.adapters == {"sql": "/adapters/sql-7"}
+
+    there_again()
+
+
 @story
 async def test_an_adapter_that_was_seen_between_two_looks_is_there_again_too():
     async with machine() as on, fleet(on, launched(on["m/b1"]), timing=Timing(1.0)) as world:
