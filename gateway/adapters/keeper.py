@@ -330,7 +330,7 @@ class PoolAdapters:
         if self._table.get(backend.id) is not backend:
             return  # a reload put another in its place, whose own list will tell
         self.done[Done.FAILED] += 1
-        if self.changes[backend.id].move.load == name:
+        if error.fatal and self.changes[backend.id].move.load == name:
             self.known.load_failed(backend.id, name)
         again_s = self.known.failed(backend.id, name, error, self._clock.now())
         detail = f"{error}; tried again in {again_s:.0f} s"

@@ -62,12 +62,14 @@ def held_by(backend: Backend) -> dict[str, str]:
 class AdapterError(Exception):
     """An adapter could not be loaded or unloaded; the message is for people.
 
-    `refused`: the server said so. Started anew, maybe with other flags, it may do it.
+    `refused`: the server said so. Started anew, maybe with other flags, it may do it. `fatal`: it may end of that,
+    for it said nothing, or 500 as it does where its engine has died.
     """
 
-    def __init__(self, message: str, *, refused: bool = False) -> None:
+    def __init__(self, message: str, *, refused: bool = False, fatal: bool = False) -> None:
         super().__init__(message)
         self.refused = refused
+        self.fatal = fatal
 
 
 async def load(pages: Pages, name: str, path: str, *, timeout_s: float) -> None:
@@ -82,7 +84,9 @@ async def load(pages: Pages, name: str, path: str, *, timeout_s: float) -> None:
         pages, "load", body, f"the adapter {name} was not loaded", timeout_s
     )
     if status != HTTPStatus.OK and "already been loaded" not in said:
-        raise AdapterError(f"the adapter {name} was not loaded ({status}): {said}", refused=True)
+        failed = f"the adapter {name} was not loaded ({status}): {said}"
+        fatal = status == HTTPStatus.INTERNAL_SERVER_ERROR
+        raise AdapterError(failed, refused=True, fatal=fatal)
 
 
 async def unload(pages: Pages, name: str, *, timeout_s: float) -> None:
@@ -106,7 +110,7 @@ async def _order(
     try:
         status, reply = await pages.post(path, msgspec.json.encode(body), timeout_s=timeout_s)
     except FetchError as error:
-        raise AdapterError(f"{failed}: {error.reason}") from error
+        raise AdapterError(f"{failed}: {error.reason}", fatal=True) from error
     said = _said(reply)
     if status == HTTPStatus.NOT_FOUND and "lora" not in said.lower():
         raise AdapterError(

@@ -180,6 +180,18 @@ async def test_an_adapter_that_ends_servers_as_they_load_it_ends_two_and_no_thir
 
 
 @story
+async def test_a_server_that_refuses_a_load_and_is_stopped_then_did_not_die_of_it():
+    async with gateway(SIM, SIM, pools=pool([lora("sql", "/loras/missing")], 2)) as world:
+        deadly = world.process.adapters.pools["m"].known.deadly
+        for sim in world.sims:
+            failed = told(world, EventKind.ADAPTER_FAILED)
+            await world.until(lambda failed=failed: told(world, EventKind.ADAPTER_FAILED) != failed)
+            sim.inject("refuse")
+        await world.until(lambda: not deadly)
+        assert not deadly
+
+
+@story
 async def test_a_single_copy_leaves_a_backend_that_becomes_a_reserve():
     listed = json.dumps([lora("sql", replicas=1)])
     backends = "[{url: '<0>', weight: 1}, {url: '<1>'}]"
