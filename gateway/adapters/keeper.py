@@ -31,7 +31,7 @@ from gateway.config.models import PoolConfig
 from gateway.core.aio import Clock
 from gateway.core.events import EventKind, Events
 from gateway.core.exclusion import Exclusion
-from gateway.core.types import SERVING, ModelsSeen
+from gateway.core.types import ModelsSeen
 from gateway.pools.table import Backend, PoolTable
 from gateway.watch.adapters import AdapterError, held_by
 
@@ -220,8 +220,7 @@ class PoolAdapters:
         return known.waits_since.setdefault(name, now) == now
 
     def _serving(self) -> list[Backend]:
-        members = self._table.backends(self._pool)
-        return [each for each in members if each.phase in SERVING and each.health.models_known]
+        return self.known.serving(self._table.backends(self._pool), self._clock.now())
 
     def _during(self, backend: Backend, change: Change, now: float) -> dict[str, Exclusion]:
         """Return which other adapters are not available while a change is under way."""

@@ -106,10 +106,12 @@ class Adapters:
         """Return how many seconds the loads of each pool took together."""
         return {(name,): keeper.all_loads_s for name, keeper in self.pools.items() if keeper.done}
 
-    def want(self, route: Route) -> None:
-        """Plan at once for a request that found no backend with its adapter and room."""
+    def want(self, route: Route, leaving: str = "") -> None:
+        """Plan at once for a request that found no backend with its adapter and room, one that is `leaving` apart."""
         keeper = self.pools.get(route.pool)
         if keeper is not None and route.adapter is not None and self._group is not None:
+            if leaving:
+                keeper.known.leaving[leaving] = self._clock.now()
             keeper.want(route.adapter)
 
     async def run(self) -> None:

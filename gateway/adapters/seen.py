@@ -5,6 +5,7 @@ Nothing here changes or awaits anything.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from gateway.adapters.placement import Place, Wanted
 from gateway.adapters.weights import Size
 from gateway.config.launched import AdapterLimits, adapter_limits, adapters_at
 from gateway.config.models import PoolConfig
+from gateway.core.types import SERVING
 from gateway.pools.table import Backend
 from gateway.watch.adapters import AdapterError
 
@@ -24,6 +26,7 @@ from gateway.watch.adapters import AdapterError
 # 0.24 was shown to mix them up without any error (vllm#47724).
 _KEEPS_APART: Final = (0, 32)
 _RETRY_S: Final = 5.0
+_LEAVES_S: Final = 10.0  # from the last request that it refused
 _RETRY_MOST_S: Final = 600.0
 NOT_VLLM: Final = "it is not vLLM (`engine: openai`), so it is not asked to load or unload adapters"
 _VERSION: Final = re.compile(r"v?(\d+)\.(\d+)")
@@ -56,6 +59,7 @@ class Known:
     changing: dict[str, frozenset[str]] = field(default_factory=dict)  # by backend
     sizes: Mapping[str, Size] = field(default_factory=dict)  # by path
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
+    leaving: dict[str, float] = field(default_factory=dict)  # when they said that they shut down
 
     def apply(self, settings: PoolConfig) -> None:
         """Take other settings. What failed from a path that is another now may be tried at once."""
@@ -71,6 +75,16 @@ class Known:
         again_s = min(_RETRY_S * 2.0 ** min(tries - 1, 16), _RETRY_MOST_S)
         self.failures[backend_id, name] = Failure(tries, now + again_s, str(error), error.refused)
         return again_s
+
+    def serving(self, backends: Collection[Backend], now: float) -> list[Backend]:
+        """Return the backends that serve, without those that shut down: what they have is gone soon."""
+        return [
+            each
+            for each in backends
+            if each.phase in SERVING
+            and each.health.models_known
+            and now - self.leaving.get(each.id, -math.inf) > _LEAVES_S
+        ]
 
     def loaded(self, backend_id: str, name: str) -> None:
         """Note a load that succeeded: nothing speaks against the next."""

@@ -48,7 +48,7 @@ class Gate:
     ) -> None:
         self.top_priority: int | None = None
         self.decisions = Decisions()
-        self.on_wanted: list[Callable[[Route], None]] = []  # what finds no place at once
+        self.on_wanted: list[Callable[[Route, str], None]] = []  # what finds no place at once
         self._table = table
         self._finder = finder
         self._clock = clock
@@ -121,10 +121,13 @@ class Gate:
         later = any(reason.passes for reason in choice.excluded.values())
         return Chance.LATER if later else Chance.NEVER
 
-    def want(self, route: Route) -> None:
-        """Tell that a request found no place at once: its adapter may have to be loaded."""
+    def want(self, route: Route, leaving: str = "") -> None:
+        """Tell that a request found no place at once: its adapter may have to be loaded.
+
+        `leaving` is a backend that said that it shuts down, and takes nothing any more.
+        """
         for listener in self.on_wanted if route.adapter is not None else ():
-            listener(route)
+            listener(route, leaving)
 
     async def wait(
         self, ask: Ask, *, deadline: float, body_bytes: int, request_id: str, announce: Announce | None = None

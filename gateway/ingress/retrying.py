@@ -308,6 +308,8 @@ class Retrying:
             self._table.observe(backend.id, seen)
             del ask.tried[backend.id]  # it is well, and may load it again
             self._gate.want(ask.route)
+        if isinstance(error, BackendStopping):
+            self._gate.want(ask.route, leaving=backend.id)
         if isinstance(error, MisdirectedReply):
             self._client.connections(backend).distrust()
 

@@ -180,6 +180,21 @@ async def test_an_adapter_that_ends_servers_as_they_load_it_ends_two_and_no_thir
 
 
 @story
+async def test_where_the_only_copy_is_on_a_server_that_drains_another_one_loads_it():
+    async with gateway(
+        SIM, SIM, pools=pool([lora("sql", replicas=1)], 2), as_shipped=True
+    ) as world:
+        await world.until(lambda: held(world) or held(world, 1))
+        await world.until(lambda: not world.process.adapters.pools["m"].changes)
+        drains = 0 if held(world) else 1
+        world.sims[drains].inject("stopping")
+        for number in range(3):
+            reply = await world.chat(f"{number}", model="sql", max_tokens=1)
+            assert reply.status_code == 200, reply.text
+        assert held(world, 1 - drains) == {"sql": "/loras/sql"}
+
+
+@story
 async def test_a_server_that_refuses_a_load_and_is_stopped_then_did_not_die_of_it():
     async with gateway(SIM, SIM, pools=pool([lora("sql", "/loras/missing")], 2)) as world:
         deadly = world.process.adapters.pools["m"].known.deadly

@@ -1913,7 +1913,7 @@ async def test_who_waits_for_a_load_is_no_demand_that_the_pool_fails_to_drain():
 async def test_an_adapter_that_is_not_there_is_asked_for_in_the_turn_in_which_its_request_comes():
     world = house()
     world.gate.on_wanted.append(
-        lambda route: world.table.withhold(
+        lambda route, leaving: world.table.withhold(
             world.table.get("m/b1"), {route.adapter: Exclusion.ADAPTER_LOADING}
         )
     )
