@@ -36,7 +36,7 @@ from gateway.pools.table import Backend, PoolTable
 from gateway.prefix.hashing import FIRST_BYTES, READ, PrefixHasher, written_salt
 from gateway.prefix.precise import PromptBlocks
 from gateway.prefix.ranked import block_sizes
-from gateway.resume.reasoning import OPENING_TOKENS, opens_reasoning
+from gateway.resume.reasoning import OPENING_TOKENS, closing_mark
 from gateway.resume.recited import RecitedStream
 from gateway.resume.stream import TrailedStream
 
@@ -237,20 +237,18 @@ class Measuring:
                 prompt = await settings.counters.read_ids(stream.call, ask.route, reader, salt)
             except OSError:
                 return False, reader
-        if (
-            stream.thinks
-            and prompt
-            and not await self._opens_reasoning(settings, ask, prompt, able)
-        ):
-            prompt = None
+        if stream.thinks and prompt:
+            stream.closes_with(await self._mark(settings, ask, prompt, able))
         return stream.ids_are(prompt or [], *(said or ([], [])), pieces), None
 
-    async def _opens_reasoning(
+    async def _mark(
         self, settings: Settings, ask: Ask, prompt: list[int], able: Sequence[Backend]
-    ) -> bool:
-        """Ask whether the end of a prompt has its model begin with reasoning."""
+    ) -> int | None:
+        """Ask for the token that ends the reasoning that a prompt begins; None: it begins none, as far as is known."""
         end = await settings.counters.text_of(prompt[-OPENING_TOKENS:], ask.route, able)
-        return end is not None and opens_reasoning(end)
+        mark = closing_mark(end or "")
+        told = None if mark is None else await settings.counters.tokens_of(mark, ask.route, able)
+        return told.ids[0] if told is not None and len(told.ids) == 1 else None
 
     async def find_rest_of_ids(self, settings: Settings, ask: Ask, stream: RecitedStream) -> None:
         """Ask for the token ids of what was shown by now; those of its prompt are known. Cancel: nothing is held."""

@@ -10,6 +10,7 @@ import msgspec
 from gateway.resume.retelling import (
     MESSAGE_TEXT,
     Event,
+    Spent,
     Strange,
     all_at_once,
     field_of,
@@ -50,6 +51,8 @@ class MessageTeller:
 
     Nobody can go on behind a thought of the first backend's that has ended: see `resume.reasoning`.
     """
+
+    counts_thoughts = False
 
     def __init__(self) -> None:
         self.prompt_tokens: int | None = None
@@ -125,31 +128,27 @@ class MessageTeller:
         return start + self._delta({"type": "thinking_delta", "thinking": text})
 
     def _shown(self, text: str) -> bytes:
-        start = self._closed("") if self.thinks else b""
-        if not self._block:
-            start += self._start({"type": "text", "text": ""})
+        start = b"" if self._block else self._start({"type": "text", "text": ""})
         return start + self._delta({"type": "text_delta", "text": text})
 
     def call(self, call_id: str, name: str, text: str) -> bytes:
         """See `Teller`."""
-        closed, self._calls = self._closed(text), True
+        closed, self._calls = self.closed(text), True
         return closed + self._start({"type": "tool_use", "id": call_id, "name": name, "input": {}})
 
     def arguments(self, part: str) -> bytes:
         """See `Teller`."""
         return self._delta({"type": "input_json_delta", "partial_json": part})
 
-    def end(
-        self, finish: str, stop: str | None, text: str, prompt_tokens: int, said_tokens: int
-    ) -> bytes:
+    def end(self, finish: str, stop: str | None, text: str, spent: Spent) -> bytes:
         """See `Teller`."""
         reason = "tool_use" if self._calls else "end_turn" if stop is None else "stop_sequence"
         delta = {
             "stop_reason": "max_tokens" if finish == "length" else reason,
             "stop_sequence": stop,
         }
-        usage = {"input_tokens": prompt_tokens} | self._usage | {"output_tokens": said_tokens}
-        closed = self._closed(text)
+        usage = {"input_tokens": spent.prompt} | self._usage | {"output_tokens": spent.said}
+        closed = self.closed(text)
         ended = _event("message_delta", delta=delta, usage=usage)
         return closed + ended + _event("message_stop")
 
@@ -160,7 +159,7 @@ class MessageTeller:
     def _delta(self, delta: dict[str, Any]) -> bytes:
         return _event("content_block_delta", delta=delta, index=self._index)
 
-    def _closed(self, text: str) -> bytes:
+    def closed(self, text: str) -> bytes:
         """Return the end of the open block; the text behind a tool call follows as a block of its own."""
         signed = self._signed() if self.thinks else b""
         block, self._block = self._block, ""
@@ -169,7 +168,7 @@ class MessageTeller:
         closed = signed + _event("content_block_stop", index=self._index)
         self._index += 1
         if block == "tool_use" and text:
-            return closed + self._shown(text) + self._closed("")
+            return closed + self._shown(text) + self.closed("")
         return closed
 
     def _signed(self) -> bytes:

@@ -11,24 +11,29 @@ the first text after the seam has to be of the same kind as the last before it, 
 
 A character that is not whole shows nothing either, and begins a text that is not ASCII.
 
-Where no engine tells ids (decision 040), a thought goes on only if its mark stands at the end of the prompt
-(`opens_reasoning`): nobody sees one that the model writes itself, nor the white space before the mark that ends it.
+Where no engine tells ids (decision 046), a thought goes on only if its mark stands at the end of the prompt
+(`closing_mark`): nobody sees one that the model writes itself, nor the white space before the mark that ends it.
+That one is a token: an answer behind the seam has to come with it.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from gateway.resume.shown import shown_by_chat
 
 OPENING_TOKENS: Final = 8  # the mark is among so many, with the line ends behind it
-_OPENS: Final = re.compile(r"(<(\w+:)?think>|\[THINK\])\s*\Z")
+_CLOSES: Final = {
+    "<think>": "</think>",
+    "<seed:think>": "</seed:think>",
+    "[THINK]": "[/THINK]",
+}  # by what opens reasoning
 
 
-def opens_reasoning(prompt_end: str) -> bool:
-    """Whether what ends so has its model begin with reasoning."""
-    return _OPENS.search(prompt_end) is not None
+def closing_mark(prompt_end: str) -> str | None:
+    """Return what ends the reasoning that a prompt which ends so begins; None: it begins none."""
+    end = prompt_end.rstrip()
+    return next((closes for opens, closes in _CLOSES.items() if end.endswith(opens)), None)
 
 
 class Expected:

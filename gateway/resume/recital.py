@@ -18,10 +18,9 @@ import msgspec
 from gateway.core.types import Dialect
 from gateway.resume.messageteller import MessageTeller
 from gateway.resume.pieces import ends_of, fits
-from gateway.resume.reasoning import Expected
 from gateway.resume.responseteller import ResponseTeller
-from gateway.resume.retelling import EVENT, Strange, Teller
-from gateway.resume.shown import REASONING, shown_by_chat
+from gateway.resume.retelling import EVENT, Spent, Strange, Teller
+from gateway.resume.shown import shown_by_chat
 from gateway.resume.trail import Reached
 from gateway.wire.chunks import Shape, inside
 from gateway.wire.objects import decode_or_none
@@ -64,8 +63,17 @@ class _Choice(msgspec.Struct):
     token_ids: list[int] | None = None
 
 
+class _Details(msgspec.Struct):
+    reasoning_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens_details: _Details | None = None
+
+
 class _Chunk(msgspec.Struct):
     choices: list[_Choice]
+    usage: _Usage | None = None
     prompt_token_ids: list[int] | None = None
 
 
@@ -81,9 +89,9 @@ class Recital:
     shows = staticmethod(shown_by_chat)  # the rest always comes as chat chunks
 
     __slots__ = (
-        "_arguments_bytes", "_behind_thought", "_call", "_expects", "_given", "_held_back", "_pieces",
+        "_arguments_bytes", "_awaits_mark", "_behind_thought", "_call", "_finish", "_given", "_held_back", "_pieces",
         "_reached", "_reached_at", "_shape", "_told_tokens", "_unread",
-        "left", "lost", "may_call", "proven", "strayed", "teller",
+        "closes", "left", "lost", "may_call", "proven", "strayed", "teller",
     )  # fmt: skip
 
     def __init__(self, dialect: Dialect, shape: Shape, held_back_chars: int = 0) -> None:
@@ -108,7 +116,9 @@ class Recital:
         self._given: Reached | None = None
         self._told_tokens = 0  # of the reply, by the one that went on
         self._behind_thought = False  # who goes on has written a thought to its end
-        self._expects = Expected("")  # of the first text of who goes on
+        self._finish: _Choice | None = None  # the last choice, until its end is told
+        self.closes: int | None = None  # the token that ends a thought, where its prompt began one
+        self._awaits_mark = False  # who goes on told neither that yet nor more of the thought
         self._call: int | None = None  # the index of the tool call that began last
         self._arguments_bytes = 0  # of all calls
 
@@ -237,8 +247,9 @@ class Recital:
     def go_back(self, reached: Reached, head: bytes) -> None:
         """Another backend goes on from there."""
         self._given, self._told_tokens, self.proven = reached, 0, False
+        self._finish = None
         self.left = reached.again
-        self._expects = Expected(REASONING[0] if self.thinks else "")
+        self._awaits_mark = self.thinks
 
     def retold(self, frame: bytes) -> bytes:
         """Return a frame of a chat that goes on as events of the stream; an error is left as it is."""
@@ -254,17 +265,20 @@ class Recital:
         if chunk.prompt_token_ids is not None:
             self.proven = chunk.prompt_token_ids == [*given.prompt, *given.reply]
             self.strayed |= not self.proven
-        elif self._expects.kind and chunk.choices:
-            self.strayed |= not self._expects.fits(frame)
-        if self.strayed:
-            return b""
-        return b"".join([self._choice(given, each) for each in chunk.choices if self.proven])
+        told = b"".join([self._choice(given, each) for each in chunk.choices if self.proven])
+        if self._finish is not None and (chunk.usage or not self.teller.counts_thoughts):
+            details = chunk.usage and chunk.usage.completion_tokens_details
+            told += self._end(given, self._finish, details or _Details())
+        return told
 
     def _choice(self, given: Reached, choice: _Choice) -> bytes:
         delta, finish = choice.delta, choice.finish_reason
         thought = delta.reasoning or delta.reasoning_content or ""
         called = bool(delta.tool_calls) and not self.may_call
-        if called or (thought and not self.teller.may_think):
+        if thought or self.closes in (choice.token_ids or ()):
+            self._awaits_mark = False
+        too_soon = self._awaits_mark and (delta.content or delta.tool_calls)
+        if called or too_soon or (thought and not self.teller.may_think):
             self.strayed = True
             return b""
         if finish is not None and finish not in _GOOD:
@@ -275,6 +289,7 @@ class Recital:
             self._add(thought)
             told = self.teller.thought(thought)
         if self.teller.thinks and (content or delta.tool_calls):
+            told += self.teller.closed("".join(self.pieces))
             self._behind_thought = True
             self._pieces.clear()
         if content:
@@ -290,9 +305,16 @@ class Recital:
         if self.left:  # it ends before it has said all that the client was shown
             self.strayed = True
             return b""
-        text, said = "".join(self.pieces), len(given.reply) + self._told_tokens
-        stop = choice.stop_reason if isinstance(choice.stop_reason, str) else None
-        return told + self.teller.end(finish, stop, text, len(given.prompt), said)
+        self._finish = choice
+        return told
+
+    def _end(self, given: Reached, last: _Choice, details: _Details) -> bytes:
+        """Return the events that end the reply; how much of it was thought is told behind its last choice."""
+        self._finish, said = None, len(given.reply)
+        thought = said + (details.reasoning_tokens or 0) if self.teller.counts_thoughts else 0
+        spent = Spent(len(given.prompt), said + self._told_tokens, thought)
+        stop = last.stop_reason if isinstance(last.stop_reason, str) else None
+        return self.teller.end(last.finish_reason or "stop", stop, "".join(self.pieces), spent)
 
     def _beyond(self, text: str) -> str:
         """Return text without what is said again."""

@@ -23,7 +23,7 @@ from gateway.resume.completion import as_chat
 from gateway.resume.reasoning import OPENING_TOKENS
 from gateway.resume.recital import ABORTED, Recital
 from gateway.resume.rest import limit_of
-from gateway.resume.retelling import SHOWS_TEXT, SIGNS, tells_abort, tells_error
+from gateway.resume.retelling import SHOWS_TEXT, SIGNS, Spent, tells_abort, tells_error
 from gateway.resume.rules import held_back_chars, thinking_budget
 from gateway.resume.stream import TrailedStream
 from gateway.wire.chunks import Shape
@@ -32,6 +32,7 @@ from gateway.wire.sse import StreamWatch
 _ENDS_TEXT: Final = (
     b"event: content_block_stop\n",
     b"event: response.output_text.done\n",
+    b"event: response.reasoning_text.done\n",
     b"event: response.content_part.done\n",
     b"event: response.output_item.done\n",
 )
@@ -155,14 +156,19 @@ class RecitedStream(TrailedStream):
 
         `pieces` are what was shown as somebody was asked: its backend may have shown more since.
         """
-        proven = self.trail.ids_are(
+        hidden = self.thinks and (self.trail.closes is None or self._may_be_forced(len(reply)))
+        proven = not hidden and self.trail.ids_are(
             prompt, reply, tokens, self.trail.pieces if pieces is None else pieces
         )
         if proven:
             self.prompt = prompt
-        if not proven or (self.thinks and self._may_be_forced(len(reply))):
+        else:
             self.barrier = Barrier.IDS
-        return self.barrier is not Barrier.IDS
+        return proven
+
+    def closes_with(self, token: int | None) -> None:
+        """Take note of the token that ends the thought that the prompt began; None: it began none."""
+        self.trail.closes = token
 
     def _may_be_forced(self, said_tokens: int) -> bool:
         """Whether an engine may have begun to write the end of the thinking, which has a budget.
@@ -200,9 +206,8 @@ class RecitedStream(TrailedStream):
         assert reached is not None
         self.cut = self.failed = self.fault = None
         self.ended = self._aborted = False
-        end = self.trail.teller.end(
-            "length", None, "".join(self.pieces), len(reached.prompt), limit
-        )
+        spent = Spent(len(reached.prompt), limit, limit if self.thinks else 0)
+        end = self.trail.teller.end("length", None, "".join(self.pieces), spent)
         told = self._unveiled(StreamWatch.feed(self, end))
         cached = None if self.began is None else self.began.cached_tokens
         self.usage = Usage(len(reached.prompt), limit, UsageSource.COUNTED, cached)

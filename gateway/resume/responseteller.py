@@ -8,7 +8,9 @@ import msgspec
 
 from gateway.resume.retelling import (
     RESPONSE_TEXT,
+    RESPONSE_THOUGHT,
     Event,
+    Spent,
     Strange,
     all_at_once,
     field_of,
@@ -23,15 +25,29 @@ class _ResponseText(msgspec.Struct, gc=False):
     logprobs: Annotated[list[Any], msgspec.Meta(max_length=0)]
 
 
-_TEXTS: Final = msgspec.json.Decoder(list[_ResponseText])
+class _ResponseThought(msgspec.Struct, gc=False):
+    type: Literal["response.reasoning_text.delta"]
+    delta: str
+    sequence_number: int
+
+
+# By the type of an item: the event with more of its text, how its frame begins, and the type of its part.
+_TEXTS: Final[dict[str, msgspec.json.Decoder[Any]]] = {
+    "message": msgspec.json.Decoder(list[_ResponseText]),
+    "reasoning": msgspec.json.Decoder(list[_ResponseThought]),
+}
+_MARKS: Final = {"message": RESPONSE_TEXT, "reasoning": RESPONSE_THOUGHT}
+_PARTS: Final = {"message": "output_text", "reasoning": "reasoning_text"}
 
 
 class ResponseTeller:
-    """Tells a response that has a message with one text, and then tool calls and more of these."""
+    """Tells a response that has a thought or not, a message with one text, and then tool calls and more of these.
+
+    Nobody can go on behind a thought of the first backend's that has ended: see `resume.reasoning`.
+    """
 
     prompt_tokens: int | None = None  # told at its end only
     repeats_text = True
-    thinks = may_think = False
 
     def __init__(self) -> None:
         self._response: dict[str, Any] = {}
@@ -48,7 +64,8 @@ class ResponseTeller:
 
     def texts(self, frames: bytes) -> list[str] | None:
         """See `Teller`."""
-        told = all_at_once(frames, RESPONSE_TEXT, _TEXTS) if self._parted else None
+        kind = self._item.get("type", "")
+        told = all_at_once(frames, _MARKS[kind], _TEXTS[kind]) if self._parted else None
         if not told:
             return None
         self._sequence = told[-1].sequence_number
@@ -63,15 +80,17 @@ class ResponseTeller:
             case "response.in_progress":
                 pass
             case "response.output_item.added" if not self._item:
-                if field_of(event.item, "type") != "message" or field_of(event.item, "content"):
+                kind = field_of(event.item, "type")
+                if kind not in ("message", "reasoning") or field_of(event.item, "content"):
                     raise Strange
                 self._item = event.item
             case "response.content_part.added" if self._item and not self._parted:
-                if field_of(event.part, "type") != "output_text":
+                if field_of(event.part, "type") != self._part_type:
                     raise Strange
                 self._parted = True
-            case "response.output_text.delta" if self._parted and not event.logprobs:
-                if not isinstance(event.delta, str):
+            case "response.output_text.delta" | "response.reasoning_text.delta" if self._parted:
+                known = event.type == f"response.{self._part_type}.delta" and not event.logprobs
+                if not known or not isinstance(event.delta, str):
                     raise Strange
                 return event.delta
             case _:
@@ -80,7 +99,7 @@ class ResponseTeller:
 
     def more(self, text: str) -> bytes:
         """See `Teller`."""
-        closed = self._closed("") if self._is_call else b""
+        closed = self.closed("") if self._is_call else b""
         begun = b"" if self._item else self._announced()
         part = (
             b"" if self._parted else self._told("content_part.added", part=_part("", logprobs=[]))
@@ -89,9 +108,38 @@ class ResponseTeller:
         delta = self._told("output_text.delta", delta=text, logprobs=[])
         return closed + begun + part + delta
 
+    @property
+    def _part_type(self) -> str:
+        return _PARTS[self._item["type"]]
+
+    @property
+    def thinks(self) -> bool:
+        """See `Teller`."""
+        return self._item.get("type") == "reasoning"
+
+    @property
+    def may_think(self) -> bool:
+        """See `Teller`."""
+        return self.thinks or not (self._item or self._output)
+
+    @property
+    def counts_thoughts(self) -> bool:
+        """See `Teller`."""
+        return self.thinks or any(each["type"] == "reasoning" for each in self._output)
+
     def thought(self, text: str) -> bytes:
         """See `Teller`."""
-        raise Strange
+        begun = b""
+        if not self._item:
+            self._item = {"id": self._name("rs"), "summary": [], "type": "reasoning"}
+            self._item |= {"content": None, "encrypted_content": None, "status": "in_progress"}
+            begun = self._event(
+                "output_item.added", item=self._item, output_index=len(self._output)
+            )
+        if not self._parted:
+            begun += self._told("content_part.added", part=_thought(""))
+        self._parted = True
+        return begun + self._told("reasoning_text.delta", delta=text)
 
     def _announced(self) -> bytes:
         item = {
@@ -114,7 +162,7 @@ class ResponseTeller:
 
     def call(self, call_id: str, name: str, text: str) -> bytes:
         """See `Teller`."""
-        closed, self._arguments = self._closed(text), []
+        closed, self._arguments = self.closed(text), []
         about = {"arguments": "", "call_id": call_id, "name": name, "type": "function_call"}
         unused = {"async": None, "caller": None, "namespace": None}
         self._item = about | {"id": self._name("fc")} | unused | {"status": "in_progress"}
@@ -128,7 +176,7 @@ class ResponseTeller:
         self._arguments.append(part)
         return self._event("function_call_arguments.delta", delta=part, **self._place())
 
-    def _closed(self, text: str) -> bytes:
+    def closed(self, text: str) -> bytes:
         """Return the events that end the open item; all of its text is told again."""
         if self._is_call:
             item = self._item | {"arguments": "".join(self._arguments), "status": "completed"}
@@ -137,6 +185,11 @@ class ResponseTeller:
             )
             name = b',"name":%b}\n\n' % msgspec.json.encode(item["name"])  # behind the type
             told = told.removesuffix(b"}\n\n") + name
+        elif self.thinks:
+            part = _thought(text)
+            told = self._told("reasoning_text.done", text=text)
+            told += self._told("content_part.done", part=part)
+            item = self._item | {"content": [part], "status": "completed"}
         elif self._parted:
             part = _part(text, logprobs=None)
             told = self._told("output_text.done", logprobs=[], text=text)
@@ -149,11 +202,9 @@ class ResponseTeller:
         self._item, self._parted = {}, False
         return told
 
-    def end(
-        self, finish: str, stop: str | None, text: str, prompt_tokens: int, said_tokens: int
-    ) -> bytes:
+    def end(self, finish: str, stop: str | None, text: str, spent: Spent) -> bytes:
         """See `Teller`."""
-        ended, cut = self._closed(text), finish == "length"
+        ended, cut = self.closed(text), finish == "length"
         unknown: dict[str, Any] = {"input_tokens_per_turn": [], "cached_tokens_per_turn": []}
         made: dict[str, Any] = {"output_tokens_per_turn": [], "tool_output_tokens_per_turn": []}
         response = self._response | {
@@ -161,11 +212,15 @@ class ResponseTeller:
             "output": self._output,
             "status": "incomplete" if cut else "completed",
             "usage": {
-                "input_tokens": prompt_tokens,
+                "input_tokens": spent.prompt,
                 "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0} | unknown,
-                "output_tokens": said_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0, "tool_output_tokens": 0} | made,
-                "total_tokens": prompt_tokens + said_tokens,
+                "output_tokens": spent.said,
+                "output_tokens_details": {
+                    "reasoning_tokens": spent.thought,
+                    "tool_output_tokens": 0,
+                }
+                | made,
+                "total_tokens": spent.prompt + spent.said,
             },
         }
         return ended + self._event("completed", response=response)  # vLLM says so of cut ones, too
@@ -182,6 +237,10 @@ class ResponseTeller:
         return frame_of(
             f"response.{kind}", dict(sorted(numbered.items())) | {"type": f"response.{kind}"}
         )
+
+
+def _thought(text: str) -> dict[str, Any]:
+    return {"text": text, "type": "reasoning_text"}
 
 
 def _part(text: str, *, logprobs: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ the fields of vLLM 0.32 (`MessageTeller`, `ResponseTeller`).
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -54,8 +54,13 @@ def tells_error(frame: bytes) -> bool:
 
 MESSAGE_TEXT: Final = b"event: content_block_delta\ndata: "
 RESPONSE_TEXT: Final = b"event: response.output_text.delta\ndata: "
+RESPONSE_THOUGHT: Final = b"event: response.reasoning_text.delta\ndata: "
 SIGNS: Final = b'"type":"signature_delta"'  # in the frame that comes before the end of a thought
-SHOWS_TEXT: Final = (MESSAGE_TEXT, RESPONSE_TEXT)  # how frames begin that may show more text
+SHOWS_TEXT: Final = (
+    MESSAGE_TEXT,
+    RESPONSE_TEXT,
+    RESPONSE_THOUGHT,
+)  # how frames begin that may show more text
 
 
 def all_at_once(frames: bytes, mark: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
@@ -70,10 +75,18 @@ class Strange(Exception):
     """A backend sent something after which no other backend can continue, or which cannot be told."""
 
 
+class Spent(NamedTuple):
+    """How many tokens a reply took."""
+
+    prompt: int
+    said: int
+    thought: int = 0  # of those that were said
+
+
 class Teller(Protocol):
     """Knows how far one reply has come, and tells more of it.
 
-    `text` is always all of the text that was shown since the last tool call began.
+    `text` is always all of the text that was shown since the last tool call began, or the thought ended.
     """
 
     prompt_tokens: int | None  # as the first backend told; None: it did not
@@ -89,6 +102,10 @@ class Teller(Protocol):
     @property
     def may_think(self) -> bool:
         """Whether what follows may be a thought."""
+
+    @property
+    def counts_thoughts(self) -> bool:
+        """Whether its end tells how many tokens were thought: there was a thought."""
 
     @property
     def repeats_text(self) -> bool:
@@ -110,15 +127,16 @@ class Teller(Protocol):
     def thought(self, text: str) -> bytes:
         """Return the events that show more of a thought."""
 
+    def closed(self, text: str) -> bytes:
+        """Return the events that end what is open."""
+
     def call(self, call_id: str, name: str, text: str) -> bytes:
         """Return the events with which the call of a tool begins."""
 
     def arguments(self, part: str) -> bytes:
         """Return the events that tell more of the arguments of the call that began last."""
 
-    def end(
-        self, finish: str, stop: str | None, text: str, prompt_tokens: int, said_tokens: int
-    ) -> bytes:
+    def end(self, finish: str, stop: str | None, text: str, spent: Spent) -> bytes:
         """Return the events that end the reply; `stop` is the stop string that ended it."""
 
 

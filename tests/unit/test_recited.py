@@ -493,10 +493,10 @@ def test_a_stop_in_the_rest_is_told_with_its_reason():
 
 
 FOUND = b'event: content_block_start\ndata: {"type":"content_block_start","content_block":{"type":"web_search_tool_result"},"index":0}\n\n'
-REASONING = b'event: response.output_item.added\ndata: {"item":{"id":"r","type":"reasoning"},"output_index":0,"sequence_number":2,"type":"response.output_item.added"}\n\n'
+SEARCHED = b'event: response.output_item.added\ndata: {"item":{"id":"r","type":"web_search_call"},"output_index":0,"sequence_number":2,"type":"response.output_item.added"}\n\n'
 
 
-@pytest.mark.parametrize(("path", "other"), [(MESSAGES, FOUND), (RESPONSES, REASONING)])
+@pytest.mark.parametrize(("path", "other"), [(MESSAGES, FOUND), (RESPONSES, SEARCHED)])
 def test_what_is_no_text_ends_with_an_error_as_before(path, other):
     opening, frames, _, _ = written(path, ["On", "ce"])
     start = frames[0].split(b"\n\n")[0] + b"\n\n" if path == MESSAGES else opening
