@@ -43,6 +43,18 @@ def ends_of(pieces: Sequence[str], held_back_chars: int = 0) -> list[int]:
     return [end for end in ends if end <= shown]
 
 
+def up_to(pieces: Sequence[str], seam_chars: int, held_back_chars: int) -> tuple[list[str], str]:
+    """Return the pieces that tell where tokens end up to a seam, and what else of the text comes before it.
+
+    That begins the first piece that another backend says from there: its engine holds back as many characters.
+    """
+    ends = accumulate(map(len, pieces))
+    kept = [
+        each for each, end in zip(pieces, ends, strict=True) if end + held_back_chars <= seam_chars
+    ]
+    return kept, "".join(pieces)[sum(map(len, kept)) : seam_chars]
+
+
 def fits(
     pieces: Sequence[str], tokens: Sequence[str], held_back_chars: int = 0, *, trimmed: bool = False
 ) -> int | None:

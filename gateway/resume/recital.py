@@ -11,13 +11,14 @@ than its text from then on.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from gateway.core.types import Dialect
+from gateway.resume.chatchunk import CHUNK, Choice, Delta, Details, Function, ToolCall
 from gateway.resume.messageteller import MessageTeller
-from gateway.resume.pieces import ends_of, fits
+from gateway.resume.pieces import ends_of, fits, up_to
 from gateway.resume.responseteller import ResponseTeller
 from gateway.resume.retelling import EVENT, Spent, Strange, Teller
 from gateway.resume.shown import shown_by_chat
@@ -32,52 +33,8 @@ ABORTED: Final = (  # the error frame that stands for an engine's abort
     b'data: {"error":{"message":"The backend aborted the request.","type":"server_error"'
     b',"code":"backend_error"}}\n\n'
 )
-_NO_CHUNKS: Final = (b"", b"[DONE]")
+_NOCHUNKS: Final = (b"", b"[DONE]")
 _GOOD: Final = frozenset({"stop", "length", "tool_calls"})
-
-
-class _Function(msgspec.Struct):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class _Call(msgspec.Struct):
-    """A tool call that begins, as it has an id and a name; or more arguments of the one of its index."""
-
-    index: int = 0
-    id: str | None = None
-    function: _Function | None = None
-
-
-class _Delta(msgspec.Struct):
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[_Call] | None = None
-
-
-class _Choice(msgspec.Struct):
-    delta: _Delta = msgspec.field(default_factory=_Delta)
-    finish_reason: str | None = None
-    stop_reason: Any = None
-    token_ids: list[int] | None = None
-
-
-class _Details(msgspec.Struct):
-    reasoning_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    completion_tokens_details: _Details | None = None
-
-
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice]
-    usage: _Usage | None = None
-    prompt_token_ids: list[int] | None = None
-
-
-_CHUNK: Final = msgspec.json.Decoder(_Chunk)
 
 
 class Recital:
@@ -89,8 +46,8 @@ class Recital:
     shows = staticmethod(shown_by_chat)  # the rest always comes as chat chunks
 
     __slots__ = (
-        "_arguments_bytes", "_awaits_mark", "_behind_thought", "_call", "_finish", "_given", "_held_back", "_pieces",
-        "_reached", "_reached_at", "_shape", "_told_tokens", "_unread",
+        "_arguments_bytes", "_awaits_mark", "_behind_thought", "_call", "_finish", "_given", "_held_back",
+        "_open", "_pieces", "_reached", "_reached_at", "_shape", "_told_tokens", "_unread",
         "closes", "left", "lost", "may_call", "proven", "strayed", "teller",
     )  # fmt: skip
 
@@ -110,13 +67,14 @@ class Recital:
         self.lost = False  # too much was said, or what cannot be gone on with
         self._pieces = bytearray()  # JSON strings, with a comma after each
         self._unread = bytearray()  # whole frames
+        self._open = ""  # what comes before the first piece of who goes on, where text is held back
         self._reached: Reached | None = None  # from where another backend can go on
         self._reached_at = 0  # where `_pieces` ended then
         # The ids that the current backend was started from; None while the first backend writes.
         self._given: Reached | None = None
         self._told_tokens = 0  # of the reply, by the one that went on
         self._behind_thought = False  # who goes on has written a thought to its end
-        self._finish: _Choice | None = None  # the last choice, until its end is told
+        self._finish: Choice | None = None  # the last choice, until its end is told
         self.closes: int | None = None  # the token that ends a thought, where its prompt began one
         self._awaits_mark = False  # who goes on told neither that yet nor more of the thought
         self._call: int | None = None  # the index of the tool call that began last
@@ -181,8 +139,6 @@ class Recital:
     def leads_on(self) -> bool:
         """Whether another backend could go on from where it is, if somebody tells its token ids."""
         self._read()
-        if self._held_back and self._given is not None:
-            return False  # where its tokens ended is not known any more
         if self.thinks and self._held_back:
             return False  # nobody knows whether text is held back of a thought, too
         behind = self._behind_thought or self._call is not None
@@ -198,7 +154,8 @@ class Recital:
     def pieces(self) -> list[str]:
         """The text that was shown, by its frames; since the last tool call began."""
         self._read()
-        return _PIECES.decode(b"[%b]" % bytes(self._pieces).removesuffix(b","))
+        kept: list[str] = _PIECES.decode(b"[%b]" % bytes(self._pieces).removesuffix(b","))
+        return [*kept, self._open] if self._open else kept
 
     @property
     def is_plain(self) -> bool:
@@ -250,15 +207,22 @@ class Recital:
         self._finish = None
         self.left = reached.again
         self._awaits_mark = self.thinks
+        if self._held_back:
+            pieces = self.pieces
+            seam = sum(map(len, pieces)) - len(reached.again)
+            kept, self._open = up_to(pieces, seam, self._held_back)
+            self._pieces.clear()
+            self._add(*kept)
+            self._reached_at = len(self._pieces)
 
     def retold(self, frame: bytes) -> bytes:
         """Return a frame of a chat that goes on as events of the stream; an error is left as it is."""
         payload = frame.partition(b"data: ")[2]
-        chunk = decode_or_none(_CHUNK, payload)
+        chunk = decode_or_none(CHUNK, payload)
         if chunk is None:
             if b'"error"' in payload:
                 return frame
-            self.strayed |= payload.strip() not in _NO_CHUNKS
+            self.strayed |= payload.strip() not in _NOCHUNKS
             return b""
         given = self._given
         assert given is not None
@@ -268,10 +232,10 @@ class Recital:
         told = b"".join([self._choice(given, each) for each in chunk.choices if self.proven])
         if self._finish is not None and (chunk.usage or not self.teller.counts_thoughts):
             details = chunk.usage and chunk.usage.completion_tokens_details
-            told += self._end(given, self._finish, details or _Details())
+            told += self._end(given, self._finish, details or Details())
         return told
 
-    def _choice(self, given: Reached, choice: _Choice) -> bytes:
+    def _choice(self, given: Reached, choice: Choice) -> bytes:
         delta, finish = choice.delta, choice.finish_reason
         thought = delta.reasoning or delta.reasoning_content or ""
         called = bool(delta.tool_calls) and not self.may_call
@@ -284,17 +248,7 @@ class Recital:
         if finish is not None and finish not in _GOOD:
             return ABORTED
         self._told_tokens += len(choice.token_ids or ())
-        told, content = b"", self._beyond(delta.content or "")
-        if thought:
-            self._add(thought)
-            told = self.teller.thought(thought)
-        if self.teller.thinks and (content or delta.tool_calls):
-            told += self.teller.closed("".join(self.pieces))
-            self._behind_thought = True
-            self._pieces.clear()
-        if content:
-            self._add(content)
-            told += self.teller.more(content)
+        told = self._more(thought, delta)
         try:
             told += b"".join([self._called(each) for each in delta.tool_calls or ()])
         except Strange:
@@ -308,7 +262,24 @@ class Recital:
         self._finish = choice
         return told
 
-    def _end(self, given: Reached, last: _Choice, details: _Details) -> bytes:
+    def _more(self, thought: str, delta: Delta) -> bytes:
+        """Return more of a thought or text as events of the stream, and the end of a thought before a text or call."""
+        told, content = b"", self._beyond(delta.content or "")
+        if thought:
+            self._add(thought)
+            told = self.teller.thought(thought)
+        if self.teller.thinks and (content or delta.tool_calls):
+            told += self.teller.closed("".join(self.pieces))
+            self._behind_thought = True
+            self._pieces.clear()
+        if self._held_back and delta.content:  # what it says again tells where its tokens end, too
+            self._add(self._open + delta.content)
+            self._open, self._reached = "", None
+        elif content:
+            self._add(content)
+        return told + self.teller.more(content) if content else told
+
+    def _end(self, given: Reached, last: Choice, details: Details) -> bytes:
         """Return the events that end the reply; how much of it was thought is told behind its last choice."""
         self._finish, said = None, len(given.reply)
         thought = said + (details.reasoning_tokens or 0) if self.teller.counts_thoughts else 0
@@ -323,13 +294,13 @@ class Recital:
         self.left = left[len(text) :]
         return text[len(left) :]
 
-    def _called(self, call: _Call) -> bytes:
+    def _called(self, call: ToolCall) -> bytes:
         """Return a part of a tool call as events of the stream; nobody can go on from then on.
 
         Raises:
             Strange: it belongs to no call that is open.
         """
-        told, function = b"", call.function or _Function()
+        told, function = b"", call.function or Function()
         if call.index != self._call:
             if call.id is None or function.name is None:
                 raise Strange

@@ -145,15 +145,16 @@ def test_behind_a_tool_call_it_stays(path):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_stream_with_stop_strings_leaves_once(path):
+def test_a_stream_with_stop_strings_may_leave_twice_too(path):
     @story
     async def check():
-        async with gateway(SIM, SIM, pool=AT_ONCE, access=True) as world:
-            stops = {STOP[path]: ["never said"]} | LIMIT[path]
+        pools = THREE.replace("m: {", "m: {move_after: 0s, ")
+        async with gateway(SIM, SIM, SIM, pools=pools, access=True) as world:
+            stops = {STOP[path]: ["never said"]} | LONGER[path]
             whole = await read(world, path, **stops)
             told = await drained(world, path, moves=2, **stops)
             assert anonymous(told) == anonymous(whole)
-            assert last(world) == MOVED
+            assert last(world) == ("ok", 3, 2)
 
     check()
 

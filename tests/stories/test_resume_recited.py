@@ -641,6 +641,22 @@ def test_a_stream_with_stop_strings_goes_on(path, cut, stops_at):
 
 
 @pytest.mark.parametrize("path", PATHS)
+def test_one_with_stop_strings_may_go_on_twice_too(path):
+    @story
+    async def check():
+        async with gateway(SIM, SIM, SIM, pools=THREE, access=True) as world:
+            said = text_of(await read(world, path))
+            stops = {STOP[path]: [said[150:158] or "never said"]}
+            whole = await read(world, path, **stops)
+            resumed = await read(world, path, "reset_after:7", ["reset_after:9"], **stops)
+            assert anonymous(resumed) == anonymous(whole)
+            await world.settled()
+            assert world.access_lines()[-1]["attempts"] == 3
+
+    check()
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_what_is_drawn_by_chance_does_not_go_on_where_an_engine_holds_back_text(path):
     @story
     async def check():

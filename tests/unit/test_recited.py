@@ -434,14 +434,60 @@ def test_a_rest_that_does_not_say_again_what_was_shown_ends_the_stream(path):
 
 
 @pytest.mark.parametrize("path", ASKED)
-def test_with_stop_strings_a_stream_goes_on_once(path):
+def test_while_what_was_shown_is_said_again_nobody_else_goes_on(path):
     watch, _, prompt = broken(path, **{STOP[path]: ["xyz!"]})
     watch.ids_are(prompt, [8, 9], ["On", "ce"])
     assert watch.rest() is not None
-    watch.feed(role(prompt) + frame("Once more", [5]))
+    watch.feed(role(prompt) + frame("On", [5]))
     assert watch.broken(FAULT)
-    assert watch.barrier is Barrier.REPLY
+    assert watch.barrier is Barrier.SEAM
     assert watch.rest() is None
+
+
+HELD = 3  # characters, as of the stop string xyz!
+
+
+def shown_of(tokens):
+    """Return what an engine shows after each token, while it looks for a stop string of four characters."""
+    text, shown, frames = "", 0, []
+    for token in tokens:
+        text += token
+        frames.append(text[shown : max(shown, len(text) - HELD)])
+        shown = max(shown, len(text) - HELD)
+    return frames
+
+
+@given(st.data(), st.sampled_from([*ASKED]))
+def test_with_stop_strings_a_stream_goes_on_more_than_once(data, path):
+    """Each who goes on begins behind a token, and holds back as many characters as the one before."""
+    words = st.lists(st.text("ab", min_size=1, max_size=5), min_size=6, max_size=16)
+    tokens, left = data.draw(words), 3
+    text = "".join(tokens)
+    ends = [sum(map(len, tokens[:count])) for count in range(len(tokens) + 1)]
+    pieces = [each for each in shown_of(tokens[: data.draw(st.integers(1, 8))]) if each]
+    assume(pieces)
+    watch, _, prompt = broken(path, pieces, **{STOP[path]: ["xyz!"]})
+    shown = "".join(pieces)
+    while left:
+        if watch.wants_ids:  # else nothing was said since they were told
+            known = [each for each in ends if each <= len(shown)]
+            cut = [text[i:j] for i, j in zip(known, known[1:], strict=False)]
+            cut += [shown[known[-1] :]] if known[-1] < len(shown) else []
+            assert watch.ids_are(prompt, [70 + place for place in range(len(cut))], cut)
+        rest, _ = watch.rest()
+        given = json.loads(rest.body)["kv_transfer_params"]["prompt_token_ids"]
+        begun = len(given) - len(prompt)  # tokens; they end before what was shown
+        assert ends[begun] <= len(shown)
+        assert not begun or given[-1] == 69 + begun
+        told = watch.feed(role(given))
+        more = shown_of(tokens[begun : begun + data.draw(st.integers(1, 9))])
+        told += b"".join(watch.feed(frame(each or None, [5])) for each in more)
+        assume(ends[begun] + len("".join(more)) >= len(shown))  # else it is still said again
+        shown = text[: ends[begun] + len("".join(more))]
+        assert "".join(watch.pieces) == shown
+        left -= 1
+        if left:
+            assert watch.broken(FAULT) == b""
 
 
 @pytest.mark.parametrize("path", ASKED)
