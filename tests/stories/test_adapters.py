@@ -15,6 +15,7 @@ from gateway.adapters.keepers import OrderRefused
 from gateway.adapters.memory import Memory, Order
 from gateway.core.aio import start
 from gateway.core.events import EventKind
+from gateway.core.types import Phase
 from gateway.process import reload
 from gateway.sim.server import SimConfig
 from tests.stories.support import gateway, story
@@ -198,11 +199,12 @@ async def test_where_the_only_copy_is_on_a_server_that_drains_another_one_loads_
 async def test_a_server_that_refuses_a_load_and_is_stopped_then_did_not_die_of_it():
     async with gateway(SIM, SIM, pools=pool([lora("sql", "/loras/missing")], 2)) as world:
         deadly = world.process.adapters.pools["m"].known.deadly
+        await world.until(lambda: len(told(world, EventKind.ADAPTER_FAILED)) == 2)
         for sim in world.sims:
-            failed = told(world, EventKind.ADAPTER_FAILED)
-            await world.until(lambda failed=failed: told(world, EventKind.ADAPTER_FAILED) != failed)
             sim.inject("refuse")
-        await world.until(lambda: not deadly)
+        await world.until(
+            lambda: all(each.phase is Phase.DOWN for each in world.process.table.backends("m"))
+        )
         assert not deadly
 
 
