@@ -39,6 +39,7 @@ from gateway.prefix.ranked import block_sizes
 from gateway.resume.reasoning import OPENING_TOKENS, closing_mark
 from gateway.resume.recited import RecitedStream
 from gateway.resume.stream import TrailedStream
+from gateway.routing.choice import was_tried
 
 UNMEASURED: Final = Demand(0, exact=False)  # of an ask of which nothing is known yet
 
@@ -272,10 +273,10 @@ class Measuring:
         return [each for each in self._serving(ask) if not each.plain]
 
     def _serving(self, ask: Ask) -> list[Backend]:
-        """Return the backends that serve, run what the stream leaves, and where the request did not fail."""
+        """Return the backends that serve, run what the stream leaves, and came back if the request failed there."""
         members = self.table.backends(ask.route.pool)
         alike = [each for each in members if not runs_another(each, ask)]
-        return [each for each in alike if each.id not in ask.tried and each.phase in SERVING]
+        return [each for each in alike if each.phase in SERVING and not was_tried(each, ask)]
 
     def rest(
         self, record: RequestRecord, ask: Ask, stream: TrailedStream, chance: Chance, *, moved: bool

@@ -35,12 +35,19 @@ class Tokenizer:
         return Tokens(ids, [byte_level(each) for each in found])
 
 
-def asked_by(watch, prompt, tokenizer, *, prompt_end=None):
+def asked_by(watch, prompt, tokenizer, *, prompt_end=None, came_back=0.0, other=Phase.READY):
     """Have a stream that broke off ask for its ids; the last tokens of its prompt may be asked for as text."""
-    failed, other = (
-        SimpleNamespace(id=name, phase=Phase.READY, plain=False, in_flight=0, revision="")
-        for name in "ab"
-    )
+    backends = [
+        SimpleNamespace(
+            id=name,
+            phase=phase,
+            plain=False,
+            in_flight=0,
+            revision="",
+            health=SimpleNamespace(since=since),
+        )
+        for name, phase, since in zip("ab", (Phase.READY, other), (came_back, 0.0), strict=True)
+    ]
 
     async def prompt_ids(call, prompt_tokens, route, backends):
         return Prompt(prompt, {})
@@ -56,7 +63,7 @@ def asked_by(watch, prompt, tokenizer, *, prompt_end=None):
         tokens_of=tokenizer.tokens_of, prompt_ids=prompt_ids, read_ids=read_ids, text_of=text_of
     )
     settings = SimpleNamespace(counters=counters)
-    table = SimpleNamespace(backends=lambda pool: [failed, other])
+    table = SimpleNamespace(backends=lambda pool: backends)
     route = SimpleNamespace(pool="m", tenants_apart=False)
     ask = SimpleNamespace(route=route, tried={"a": 1.0}, leaves=None)
     measuring = Measuring(table, SimpleNamespace())
@@ -99,3 +106,12 @@ def test_tools_that_nobody_knows_bar_a_stream_before_anybody_is_asked(path):
     assert watch.rest() is None
     assert watch.barrier is Barrier.REQUEST
     assert tokenizer.asked == []
+
+
+@pytest.mark.parametrize("path", ASKED)
+@pytest.mark.parametrize(("came_back", "tells"), [(0.0, False), (2.0, True)])
+def test_a_backend_that_came_back_since_tells_ids(path, came_back, tells):
+    """It failed at 1.0, and nobody else serves."""
+    watch, _, prompt = broken(path)
+    asked_by(watch, prompt, Tokenizer("On", "ce"), came_back=came_back, other=Phase.DOWN)
+    assert (watch.rest() is not None) is tells
