@@ -199,7 +199,7 @@ class AdapterGateway(Gateway):
                 lambda work, name: group.create_task(guarded(work, name=name), name=name),
             )  # fmt: skip
             keeper = PoolAdapters("m", self._pool, tools)
-            self.gate.on_wanted.append(lambda route: keeper.want(str(route.adapter)))
+            self.gate.on_wanted.append(lambda route, _: keeper.want(str(route.adapter)))
 
             async def turn() -> None:
                 keeper.turn(self.gate.awaited("m"))
