@@ -23,11 +23,8 @@ from typing import Final
 from gateway.resume.shown import shown_by_chat
 
 OPENING_TOKENS: Final = 8  # the mark is among so many, with the line ends behind it
-_CLOSES: Final = {
-    "<think>": "</think>",
-    "<seed:think>": "</seed:think>",
-    "[THINK]": "[/THINK]",
-}  # by what opens reasoning
+# By what opens reasoning.
+_CLOSES: Final = {"<think>": "</think>", "<seed:think>": "</seed:think>", "[THINK]": "[/THINK]"}
 
 
 def closing_mark(prompt_end: str) -> str | None:

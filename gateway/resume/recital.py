@@ -33,7 +33,7 @@ ABORTED: Final = (  # the error frame that stands for an engine's abort
     b'data: {"error":{"message":"The backend aborted the request.","type":"server_error"'
     b',"code":"backend_error"}}\n\n'
 )
-_NOCHUNKS: Final = (b"", b"[DONE]")
+_NO_CHUNKS: Final = (b"", b"[DONE]")
 _GOOD: Final = frozenset({"stop", "length", "tool_calls"})
 
 
@@ -222,7 +222,7 @@ class Recital:
         if chunk is None:
             if b'"error"' in payload:
                 return frame
-            self.strayed |= payload.strip() not in _NOCHUNKS
+            self.strayed |= payload.strip() not in _NO_CHUNKS
             return b""
         given = self._given
         assert given is not None

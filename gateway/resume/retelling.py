@@ -56,11 +56,8 @@ MESSAGE_TEXT: Final = b"event: content_block_delta\ndata: "
 RESPONSE_TEXT: Final = b"event: response.output_text.delta\ndata: "
 RESPONSE_THOUGHT: Final = b"event: response.reasoning_text.delta\ndata: "
 SIGNS: Final = b'"type":"signature_delta"'  # in the frame that comes before the end of a thought
-SHOWS_TEXT: Final = (
-    MESSAGE_TEXT,
-    RESPONSE_TEXT,
-    RESPONSE_THOUGHT,
-)  # how frames begin that may show more text
+# How frames begin that may show more text.
+SHOWS_TEXT: Final = (MESSAGE_TEXT, RESPONSE_TEXT, RESPONSE_THOUGHT)
 
 
 def all_at_once(frames: bytes, mark: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:

@@ -20,9 +20,8 @@ Of Messages and Responses, these bar a stream, too:
 
 and these do not: thinking that is `disabled`, and an effort, change the prompt only, and what parsers of reasoning
 are told (`counting.anthropic`); `adaptive` asks for nothing. A budget for thinking (`enabled`) is counted by engines
-in the prompt, too. Of
-the others in `_HARMLESS_THERE`, vLLM ignores what tells who asks, how it is billed and how fast it is served. Tools
-do not bar a stream, until one is called (`resume.recited`).
+in the prompt, too. Of the others in `_HARMLESS_THERE`, vLLM ignores what tells who asks, how it is billed and how
+fast it is served. Tools do not bar a stream, until one is called (`resume.recited`).
 
 Source: vLLM 0.32, `v1/sample`, `renderers/online_renderer.py` and `entrypoints/anthropic`; each was seen there.
 """

@@ -45,9 +45,7 @@ class Shown(NamedTuple):
     kind: str  # the name of its field
     text: str
     reasoning: bool = False
-    earlier_chars: int = (
-        0  # at the beginning of the text, in another field: the end of the reasoning
-    )
+    earlier_chars: int = 0  # of the text, in another field: the end of the reasoning
 
 
 _NOTHING: Final = Shown("", "")
