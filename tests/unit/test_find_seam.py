@@ -43,7 +43,10 @@ class Asker:
 def seek(asker, watch):
     """Have a stream that broke off ask for its seam."""
     counter = BackendCounter(asker, deadline_s=1.0)
-    failed, other = (SimpleNamespace(id=name, phase=Phase.READY, revision="") for name in "ab")
+    health = SimpleNamespace(since=0.0)
+    failed, other = (
+        SimpleNamespace(id=name, phase=Phase.READY, revision="", health=health) for name in "ab"
+    )
     asked_of = []
 
     async def text_of(tokens, route, backends):
