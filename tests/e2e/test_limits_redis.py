@@ -19,6 +19,7 @@ from gateway.process import reload
 from gateway.sim.config import SimConfig
 from gateway.store.link import Link
 from gateway.store.onredis import redis_store
+from gateway.store.scripts import BUDGET_S
 from gateway.store.shared import StoreUnavailable
 from tests import keyfiles as keys
 from tests.faults.toxic import BLACKHOLE, HARMLESS, Toxic, toxic
@@ -251,11 +252,11 @@ class CountingLink(Link):
 
     waited = in_vain = longest_s = 0
 
-    async def ask(self, *args, within_s, late=None):
+    async def ask(self, script, keys, args, within_s=BUDGET_S, late=None):
         self.waited += 1
         self.longest_s = max(self.longest_s, within_s)
         try:
-            return await super().ask(*args, within_s=within_s, late=late)
+            return await super().ask(script, keys, args, within_s, late)
         except StoreUnavailable:
             self.in_vain += 1
             raise
