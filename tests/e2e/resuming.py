@@ -153,6 +153,19 @@ async def _lines(reply) -> AsyncIterator[str]:
 Asked = dict[int, tuple[str, dict[str, object]]]  # path and body, by number
 
 
+def chat(content: str, max_tokens: int, **more: object) -> tuple[str, dict[str, object]]:
+    """Return the path and the body of a streamed chat that ends by its length."""
+    return "/v1/chat/completions", {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": content}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        **more,
+    }
+
+
 async def undisturbed(engine: Engine, asked: Asked) -> dict[int, Told]:
     """Return what an engine answers greedy requests with, all at once, and up to where it was decided."""
 

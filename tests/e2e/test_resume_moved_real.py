@@ -10,6 +10,7 @@ from tests.e2e.resuming import (
     Told,
     access_lines,
     behind_a_gateway,
+    chat,
     check_ends,
     check_greedy,
     client,
@@ -38,18 +39,7 @@ def servers(shared_engines):
 
 def requests():
     return {
-        number: (
-            CHATS,
-            {
-                "model": "tiny",
-                "messages": [{"role": "user", "content": f"tell {number}"}],
-                "max_tokens": TOKENS,
-                "ignore_eos": True,
-                "temperature": 0 if number % 2 else 0.8,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            },
-        )
+        number: chat(f"tell {number}", TOKENS, temperature=0 if number % 2 else 0.8)
         for number in range(ASKED)
     }
 

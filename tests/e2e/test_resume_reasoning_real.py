@@ -8,7 +8,15 @@ import signal
 
 import pytest
 
-from tests.e2e.resuming import FROZEN, behind_a_gateway, check_ends, disturbed, resumed, undisturbed
+from tests.e2e.resuming import (
+    FROZEN,
+    behind_a_gateway,
+    chat,
+    check_ends,
+    disturbed,
+    resumed,
+    undisturbed,
+)
 from tests.e2e.support import MODELS, need
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -56,17 +64,15 @@ def world(tmp_path, shared_engines):
 def requests(closes, interval):
     """Return 40 chats, of which the later ones close their reasoning sooner; `interval`: so many tokens a frame."""
     return {
-        number: ("/v1/chat/completions", {
-            "model": "tiny",
-            "messages": [{"role": "user", "content": f"think of {number}"}],
-            "stream": True, "max_tokens": TOKENS, "ignore_eos": True,
-            "stream_options": {"include_usage": True},
-            "temperature": 0 if number % 4 else 0.8,  # enough of which all tokens are decided
-            "logit_bias": {str(closes): number / 50},
-            "stream_interval": interval,
-        })
+        number: chat(
+            f"think of {number}",
+            TOKENS,
+            temperature=0 if number % 4 else 0.8,  # enough of which all tokens are decided
+            logit_bias={str(closes): number / 50},
+            stream_interval=interval,
+        )
         for number in range(40)
-    }  # fmt: skip
+    }
 
 
 def said(told):

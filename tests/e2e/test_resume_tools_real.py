@@ -8,6 +8,7 @@ import pytest
 from tests.e2e.resuming import (
     FROZEN,
     behind_a_gateway,
+    chat,
     check_ends,
     check_greedy,
     disturbed,
@@ -39,17 +40,15 @@ def servers(shared_engines):
 def requests():
     """Return 24 chats with tools, of which the later ones write `<` more often."""
     return {
-        number: ("/v1/chat/completions", {
-            "model": "tiny",
-            "messages": [{"role": "user", "content": f"look for {number}"}],
-            "tools": TOOLS,
-            "stream": True, "max_tokens": TOKENS, "ignore_eos": True,
-            "stream_options": {"include_usage": True},
-            "temperature": 0 if number % 2 else 0.8,
-            "logit_bias": {str(BEGINS_A_CALL): number / 30},
-        })
+        number: chat(
+            f"look for {number}",
+            TOKENS,
+            tools=TOOLS,
+            temperature=0 if number % 2 else 0.8,
+            logit_bias={str(BEGINS_A_CALL): number / 30},
+        )
         for number in range(24)
-    }  # fmt: skip
+    }
 
 
 def test_what_could_have_begun_a_call_is_said_once(tmp_path, servers):

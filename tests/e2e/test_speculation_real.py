@@ -8,6 +8,7 @@ import pytest
 
 from tests.e2e.resuming import (
     behind_a_gateway,
+    chat,
     check_ends,
     check_greedy,
     disturbed,
@@ -32,15 +33,9 @@ def servers(shared_engines):
 def requests():
     """Return 40 greedy chats: in a batch with others, vLLM 0.32 draws the tokens of greedy ones by chance, too."""
     return {
-        number: ("/v1/chat/completions", {
-            "model": "tiny",
-            "messages": [{"role": "user", "content": f"say {number} again and again {number}"}],
-            "stream": True, "max_tokens": TOKENS, "ignore_eos": True,
-            "stream_options": {"include_usage": True},
-            "temperature": 0,
-        })
+        number: chat(f"say {number} again and again {number}", TOKENS, temperature=0)
         for number in range(40)
-    }  # fmt: skip
+    }
 
 
 def test_streams_go_on_token_for_token(tmp_path, servers):
