@@ -111,7 +111,7 @@ class ChatWriter:
         if piece.token is None and index not in self._begun:
             return frames  # aborted before any token: vLLM sends no finish reason at all
         self._begun.add(index)
-        self._tokens += 0 if piece.token is None else piece.tokens
+        self._tokens += len(piece.ids)
         choice: dict[str, Any] = {
             "index": index,
             "delta": self._delta(piece),
@@ -120,8 +120,7 @@ class ChatWriter:
         }
         if piece.finish:
             choice["stop_reason"] = piece.stop_reason
-        ids = [piece.token] if self._head.ask.return_token_ids and piece.token is not None else None
-        choice["token_ids"] = ids
+        choice["token_ids"] = (piece.ids or None) if self._head.ask.return_token_ids else None
         chunk = self._chunk([choice])
         if self._head.ask.usage_always:
             chunk["usage"] = self._usage() | {"completion_tokens_details": None}
@@ -254,9 +253,9 @@ class CompletionsWriter:
         if first and piece.token is None:
             return []
         self._begun.add(index)
-        self._tokens += 0 if piece.token is None else piece.tokens
+        self._tokens += len(piece.ids)
         ask = self._head.ask
-        ids = [piece.token] if ask.return_token_ids and piece.token is not None else None
+        ids = (piece.ids or None) if ask.return_token_ids else None
         choice = {
             "index": index,
             "text": (self._echo(index) if first else "") + piece.text,

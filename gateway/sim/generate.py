@@ -151,8 +151,8 @@ async def _together(pieces: AsyncIterator[Piece], interval: int) -> AsyncIterato
     async for piece in pieces:
         index = piece.plan.index
         if (before := held.pop(index, None)) is not None:
-            piece = replace(piece, text=before.text + piece.text, tokens=before.tokens + 1)
-        if index in begun and piece.finish is None and piece.tokens < interval:
+            piece = replace(piece, text=before.text + piece.text, earlier=tuple(before.ids))
+        if index in begun and piece.finish is None and len(piece.ids) < interval:
             held[index] = piece
         else:
             begun.add(index)
@@ -163,26 +163,26 @@ async def _stream(
     run: _Run, writer: Writer, request: Received, reply: Reply, interval: int
 ) -> None:
     reply.start_stream(200, EVENT_STREAM)
-    open_plans = {plan.index: plan for plan in run.plans.values()}
+    open_plans, cut = {plan.index: plan for plan in run.plans.values()}, run.cut
     try:
         for frame in writer.opening():
             await reply.chunk(frame)
-        if run.cut is not None and run.cut.number == 0:
-            return await _break_stream(run.cut, writer, reply, list(open_plans.values()))
+        if cut is not None and cut.number == 0:
+            return await _break_stream(cut, writer, reply, list(open_plans.values()))
         pieces = run.pieces()
         async for piece in _together(pieces, interval) if interval > 1 else pieces:
             writer.cache = piece.cache
             for frame in writer.piece(piece):
                 await reply.chunk(frame)
-            request.tokens_emitted += piece.tokens
+            request.tokens_emitted += len(piece.ids)
             if piece.finish is not None:
                 del open_plans[piece.plan.index]
-            if run.cut is not None and run.cut.number == request.tokens_emitted:
-                return await _break_stream(run.cut, writer, reply, list(open_plans.values()))
+            if cut is not None and cut.number is not None and cut.number <= request.tokens_emitted:
+                return await _break_stream(cut, writer, reply, list(open_plans.values()))
     except SimError:  # the engine died
         return await _break_off(writer, reply)
     frames = writer.closing()
-    if run.cut is not None and run.cut.name == "clean_end_without_done" and run.cut.arg is None:
+    if cut is not None and cut.name == "clean_end_without_done" and cut.arg is None:
         frames = frames[:-1]
     for frame in frames:
         await reply.chunk(frame)

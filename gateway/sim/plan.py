@@ -51,7 +51,12 @@ class Piece:
     token: int | None
     finish: str | None
     cache: CacheUse | None = None  # None: not to be told
-    tokens: int = 1  # whose text it has; `position` and `token` are the last one's
+    earlier: tuple[int, ...] = ()  # the tokens before it whose text it has, too
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens whose text it has."""
+        return [*self.earlier, *(() if self.token is None else (self.token,))]
 
     @property
     def calls(self) -> bool:
