@@ -3,8 +3,6 @@
 import asyncio
 import functools
 import json
-import os
-import signal
 
 import pytest
 
@@ -12,7 +10,7 @@ from gateway.sim.server import SimConfig
 from tests.stories.served import served
 from tests.stories.support import story as story_within
 from tests.stories.test_adapters import held, lora
-from tests.stories.test_workers import admin, all_asked, ask, client, gone, order, workers
+from tests.stories.test_workers import admin, all_asked, ask, client, kill, order, workers
 
 pytestmark = pytest.mark.timeout(180)
 story = functools.partial(story_within, seconds=170.0)
@@ -51,8 +49,7 @@ async def test_the_worker_that_follows_a_dead_one_may_unload_what_that_loaded():
     async with two_workers("a", "b") as world:
         before = await workers(world)
         assert {each.status_code for each in await asked(world, "a")} == {200}
-        os.kill(before[1], signal.SIGKILL)
-        await world.until(functools.partial(gone, before[1]))
+        await kill(world, before[1])
         await workers(world)
         assert {each.status_code for each in await asked(world, "b")} == {200}
         assert held(world).keys() == {"b"}
@@ -67,8 +64,7 @@ async def test_an_order_holds_in_all_workers_until_it_is_lifted():
             await order(world, "backends/m/b1/adapters:unload", {"adapter": "a"})
         ).status_code < 300
         await world.until(lambda: held(world).keys() == {"b"})
-        os.kill(before[2], signal.SIGKILL)  # the next one must not take the order for its own
-        await world.until(functools.partial(gone, before[2]))
+        await kill(world, before[2])  # the next one must not take the order for its own
         await workers(world)
         refused = await asked(world, "a")
         assert {each.status_code for each in refused} == {503}

@@ -83,8 +83,10 @@ async def all_asked(world, *, until, seconds=60, **more):
         return replies
 
 
-def gone(pid):
-    return not runs(pid)
+async def kill(world, pid):
+    """Kill one process, and wait until it is gone: it may run on for a moment."""
+    os.kill(pid, signal.SIGKILL)
+    await world.until(lambda: not runs(pid))
 
 
 def chats(sim):
@@ -114,8 +116,7 @@ async def test_a_worker_that_dies_is_started_again_while_the_other_serves():
         before = await workers(world)
         for number in (2, 1):  # the leading one last
             killed = before[number]
-            os.kill(killed, signal.SIGKILL)
-            await world.until(functools.partial(gone, killed))
+            await kill(world, killed)
             async with client(world) as http:
                 assert (await ask(http)).status_code == 200
             after = await workers(world)
@@ -196,7 +197,7 @@ async def test_an_upgrade_replaces_all_workers_and_refuses_nobody():
         assert set(statuses) == {200}
         after = await workers(world)
         assert not set(after.values()) & set(before.values())
-        os.kill(after[2], signal.SIGKILL)  # the parent knows the new ones as well
+        await kill(world, after[2])  # the parent knows the new ones as well
         assert (await workers(world))[2] not in {before[2], after[2]}
 
 
@@ -257,7 +258,7 @@ async def test_one_listener_answers_for_what_all_workers_counted():
                 await asyncio.sleep(0.05)
         assert told == {"ok": 48}
         assert await counted(world) == 48
-        os.kill(found[2], signal.SIGKILL)
+        await kill(world, found[2])
         after = await workers(world)
         assert after[2] != found[2]
         assert await counted(world) == 48  # nothing falls
@@ -487,8 +488,7 @@ async def test_workers_share_a_limit_and_one_that_starts_again_knows_what_is_use
             assert large.status_code == 200
             used = 600 - await left(http)
         for number in (2, 1):
-            os.kill(before[number], signal.SIGKILL)
-            await world.until(functools.partial(gone, before[number]))
+            await kill(world, before[number])
             after = await workers(world)
             assert after[number] != before[number]
             async with client(world) as http:
