@@ -21,8 +21,8 @@ from gateway.resume.messageteller import MessageTeller
 from gateway.resume.pieces import ends_of, fits, up_to
 from gateway.resume.responseteller import ResponseTeller
 from gateway.resume.retelling import EVENT, Spent, Strange, Teller
+from gateway.resume.seam import Reached
 from gateway.resume.shown import shown_by_chat
-from gateway.resume.trail import Reached
 from gateway.wire.chunks import Shape, inside
 from gateway.wire.objects import decode_or_none
 

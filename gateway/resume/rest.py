@@ -21,7 +21,7 @@ from msgspec import structs
 
 from gateway.core.types import Call, Demand, Dialect, Endpoint
 from gateway.resume.rules import RECITED, stops_of, thinking_budget
-from gateway.resume.trail import Reached
+from gateway.resume.seam import Reached
 from gateway.wire.large import fields_at_hand
 from gateway.wire.lax import number_of
 

@@ -19,9 +19,26 @@ together. So it is no place to go on, whatever its text is.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 _MOST_CHARS: Final = 64 * 1024  # since the last seam: what has none for so long will have none
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """How far a stream has come: the ids of its prompt, and those of all that the client has seen."""
+
+    prompt: list[int]
+    reply: list[int]
+    again: str = ""  # what the client has seen beyond that, and another one says again
+    text: str | None = None  # in place of the ids: all that was said
+    text_tokens: int = 0  # about how many tokens it was
+
+    @property
+    def said_tokens(self) -> int:
+        """How many tokens of the reply were said."""
+        return len(self.reply) if self.text is None else self.text_tokens
 
 
 class Seam:

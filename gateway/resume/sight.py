@@ -15,7 +15,7 @@ from typing import Final
 from gateway.wire.chunks import LONGER_BYTES, MAX_CHUNK, SIZE_LINES, is_inside
 
 CHOICES: Final = b',"choices":['
-_IDS: Final = b'"token_ids":['
+IDS: Final = b'"token_ids":['
 _WRITES_IDS: Final = b"0123456789,"
 _USAGE: Final = b'"usage":{'
 _NAMES: Final = (b'"content', b'"text', b'"reasoning', b'"reasoning_content')  # of text
@@ -53,7 +53,7 @@ class Sight:
             self.forget(self._first)
             return
         text, closes, tail = rest.partition(b'"')
-        middle, ids, end = tail.partition(_IDS)
+        middle, ids, end = tail.partition(IDS)
         _, bracket, end = end.partition(b"]")
         head += quote
         shown = self._first + head[head.find(CHOICES) :] if self._first else head
@@ -99,4 +99,4 @@ class Sight:
 @lru_cache(256)
 def _around(middle: bytes, end: bytes) -> tuple[bytes, bytes, bytes]:
     """Return what is before and behind the ids, and what the client gets behind the text: streams share these."""
-    return middle + _IDS, b"]%b\r\n" % end, b'"%b%bnull%b\r\n' % (middle, _IDS[:-1], end)
+    return middle + IDS, b"]%b\r\n" % end, b'"%b%bnull%b\r\n' % (middle, IDS[:-1], end)

@@ -23,9 +23,10 @@ from gateway.resume.reasoning import Expected
 from gateway.resume.recital import Recital
 from gateway.resume.rest import as_completion, has_messages, kept, limit_of, rest_of, takes_text
 from gateway.resume.rules import held_back_chars, is_parsed, joins, may_go_on, offers_tools
+from gateway.resume.seam import Reached
 from gateway.resume.shown import without
-from gateway.resume.sight import CHOICES
-from gateway.resume.trail import Reached, Trail
+from gateway.resume.sight import CHOICES, IDS
+from gateway.resume.trail import Trail
 from gateway.resume.transcript import Transcript
 from gateway.resume.usage import add_up, added_up, counted
 from gateway.wire.chunks import Shape
@@ -98,7 +99,9 @@ class TrailedStream(StreamWatch):
         self._partial = data[end:] if end > 1 else data
         if end == 1:
             return self._too_long() if len(data) > _HOLD_BYTES else b""
-        if data.find(b"\n\n") + 2 == end:
+        if self._finished and self._reached is None and data.find(IDS) < 0:
+            ours = data[:end]  # behind its end nobody goes on: nothing of this is kept
+        elif data.find(b"\n\n") + 2 == end:
             ours = self._ours(data[:end])
         else:
             frames = data[: end - 2].split(b"\n\n")
@@ -135,8 +138,7 @@ class TrailedStream(StreamWatch):
 
     def close(self) -> bytes:
         """Take note that the backend ended its stream in order; return the rest and the ending."""
-        rest = self._partial.rstrip(b"\r\n") + b"\n\n"  # it may lack its blank line
-        self._partial = b""
+        rest, self._partial = self._partial.rstrip(b"\r\n") + b"\n\n", b""  # it may lack its end
         out = super().feed(self._ours(rest)) if self.cut is None and is_whole(rest) else b""
         return self._unveiled(out + super().close() if self.cut is None else out)
 
@@ -286,9 +288,7 @@ class TrailedStream(StreamWatch):
             return None
         if self._again or (trail.reasoned and trail.again):
             return Barrier.SEAM
-        if not joins(call, trail.tail, trail.again):
-            return Barrier.SEAM
-        return None
+        return None if joins(call, trail.tail, trail.again) else Barrier.SEAM
 
     def _unsure(self) -> list[int]:
         """Return the tokens of which nobody knows yet how many were shown, where that keeps others from going on.

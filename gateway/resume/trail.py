@@ -18,21 +18,18 @@ with 0.32; at 689 cuts after a token that showed text, all went on exactly.)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from gateway.core.types import Dialect
-from gateway.resume.seam import Seam
+from gateway.resume.seam import Reached, Seam
 from gateway.resume.shown import REASONING, shown_by_chat, shown_by_completion
-from gateway.resume.sight import CHOICES, Sight
+from gateway.resume.sight import CHOICES, IDS, Sight
 from gateway.wire.chunks import LINES, MAX_CHUNK, SIZE_LINES, Shape
 from gateway.wire.objects import decode_or_none
 
-# So many frames without text in a row are no character that is not whole yet, and no parser's doubt.
-_MOST_UNSHOWN: Final = 16
-_IDS: Final = b'"token_ids":['
+_MOST_UNREAD: Final = 16  # frames
 _NO_IDS: Final = b'"token_ids":null'
 _SILENT: Final = b'"delta":{},"logprobs":null,"finish_reason":null,'  # before ids: nothing to show
 _PROMPT_IDS: Final = b'"prompt_token_ids":['
@@ -43,28 +40,12 @@ _STRING: Final = msgspec.json.Decoder(str)
 _COMMA: Final = ord(",")
 
 
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """How far a stream has come: the ids of its prompt, and those of all that the client has seen."""
-
-    prompt: list[int]
-    reply: list[int]
-    again: str = ""  # what the client has seen beyond that, and another one says again
-    text: str | None = None  # in place of the ids: all that was said
-    text_tokens: int = 0  # about how many tokens it was
-
-    @property
-    def said_tokens(self) -> int:
-        """How many tokens of the reply were said."""
-        return len(self.reply) if self.text is None else self.text_tokens
-
-
 class Trail(Sight):
     """The trail of one stream. Its owner hands it every read: by sight, else frame by frame."""
 
     __slots__ = (
-        "_barred", "_follows", "_given", "_holds_back", "_ids", "_kind_chars", "_last_seam", "_prompt", "_shape",
-        "_shows_whole", "_unread", "kind", "parsed", "reasoned", "shows", "silent", "strayed",
+        "_barred", "_follows", "_given", "_holds_back", "_ids", "_kind_chars", "_last_seam", "_prompt", "_reasoned",
+        "_shape", "_shows_whole", "_unread", "kind", "parsed", "shows", "silent", "strayed",
     )  # fmt: skip
 
     def __init__(
@@ -81,7 +62,7 @@ class Trail(Sight):
         self.shows = shown_by_chat if dialect is Dialect.CHAT else shown_by_completion
         self.kind = ""  # of what was shown last: the name of its field
         self._kind_chars = 0  # so much of that kind was noted since another one
-        self.reasoned = False  # reasoning was shown
+        self._reasoned = False
         self._prompt: bytes | None = None  # as it was written, without brackets
         self._given: bytes | None = None  # the prompt that a backend was given which goes on
         self.silent = False  # the last whole frame had ids only, and shows nothing
@@ -92,7 +73,8 @@ class Trail(Sight):
         self._shows_whole = not (self._holds_back or parsed)  # all text of a token, with the token
         self._last_seam = Seam(held_back_chars)
         self._follows = False  # the seam is behind all ids, and behind those that `tell` adds
-        # Frames that were not looked at; the ids until their end, and whether they have one only.
+        # Frames that were not looked at; the ids until their end, and whether they have one only. One that
+        # is empty stands for tokens that were told: the seam followed them until there.
         self._unread: list[tuple[bytes, int, bool]] = []
 
     def tell(self, chunk: bytes) -> bytes | None:
@@ -118,19 +100,22 @@ class Trail(Sight):
 
     def _may_follow(self) -> bool:
         """Whether the text of a token that shows some now is all of its text; asked before `tell` adds its id."""
-        self._follows = (not self._unread or self._read()) and self._shows_whole
+        if self.parsed:
+            self._read()
+        self._follows = self._shows_whole
         return self._follows
 
     @property
     def _seam(self) -> Seam:
         """Where another backend can go on."""
-        self._settle()
+        self._read()
         return self._last_seam
 
     def _settle(self) -> None:
-        """Put the seam where it is, before anything but `tell` comes: that does not move it with each token."""
+        """Note where the seam is, before anything but `tell` comes: that does not move it with each token."""
         if self._follows:
-            self._follows, self._last_seam.ids_bytes = False, len(self._ids)
+            self._follows = False
+            self._unread.append((b"", len(self._ids), True))
 
     def tell_several(self, data: bytes) -> list[bytes]:
         """Return chunks of the learnt shape without their ids, which are kept; nothing: `data` must be parsed.
@@ -140,7 +125,7 @@ class Trail(Sight):
         if self._prompt is None:  # of an engine that tells no ids there is nothing to keep
             return self._shape.split(data)
         parts = self._apart(data)
-        if not parts or (self._unread and not self._read()):
+        if not parts or not self._read():
             return []
         for text, ids in parts:
             self._keep(text, ids)
@@ -149,10 +134,9 @@ class Trail(Sight):
 
     def _keep(self, text: bytes, ids: bytes) -> None:
         """Keep ids, and behind which of them another backend can go on."""
-        self._settle()
         self._ids += ids + b","
         if self._shows_whole and text and _COMMA not in ids:
-            self._seam.ids_bytes = len(self._ids)
+            self._last_seam.ids_bytes = len(self._ids)
         elif text:
             self._show(b'"%b"' % text, single=_COMMA not in ids)
 
@@ -164,7 +148,7 @@ class Trail(Sight):
         else:
             whole = single and not self._doubts(self.kind)
             self._kind_chars += len(text)
-            self._seam.show(text, len(self._ids), whole=whole)
+            self._last_seam.show(text, len(self._ids), whole=whole)
 
     def _doubts(self, kind: str) -> bool:
         """Whether a parser of tool calls may hold back what follows text of this kind."""
@@ -177,12 +161,11 @@ class Trail(Sight):
             frame = self._take_prompt(frame)
         if self._given is not None:  # it is not proven, and no part of the stream
             return frame
-        before, mark, rest = frame.rpartition(_IDS)
+        before, mark, rest = frame.rpartition(IDS)
         if not mark:
             shows = frame.find(CHOICES) >= 0 and frame.find(_NOTHING) < 0
             if shows and self._prompt is not None:
-                self._settle()
-                self._unread.append((frame, len(self._ids), False))  # its text is said again
+                self._leave_unread(frame, single=False)  # its text is said again
             return frame
         if (told := self._tell_frame(frame)) is not None:
             return told
@@ -193,10 +176,15 @@ class Trail(Sight):
             self._ids += ids + b","
         self.learn(frame)
         frame = b"".join((before, _NO_IDS, after))
-        self._unread.append((frame, len(self._ids), _COMMA not in ids))
-        if len(self._unread) > _MOST_UNSHOWN:
-            self._read()
+        self._leave_unread(frame, single=_COMMA not in ids)
         return frame
+
+    def _leave_unread(self, frame: bytes, *, single: bool) -> None:
+        """Keep a frame, whose ids are kept, until somebody asks what it shows: most streams end before."""
+        self._settle()
+        self._unread.append((frame, len(self._ids), single))
+        if len(self._unread) > _MOST_UNREAD:
+            self._read()
 
     def _tell_frame(self, frame: bytes) -> bytes | None:
         """Return a frame of the learnt shape, from a read with others, without its ids; None: it must be parsed."""
@@ -231,7 +219,13 @@ class Trail(Sight):
 
     def _read(self) -> bool:
         """Look for text in the frames that were not read; whether the stream can go on so far."""
+        self._settle()
+        if not self._unread:
+            return not self._barred
         for frame, ids_bytes, single in self._unread:
+            if not frame:
+                self._last_seam.ids_bytes = ids_bytes
+                continue
             shown = self.shows(frame)
             if shown is None:
                 self._barred = True
@@ -240,9 +234,9 @@ class Trail(Sight):
                 if shown.earlier_chars or shown.kind != self.kind:
                     self.kind, self._kind_chars = shown.kind, 0
                 self._kind_chars += len(shown.text) - shown.earlier_chars
-                self.reasoned |= shown.reasoning
+                self._reasoned |= shown.reasoning
                 whole = single and not shown.earlier_chars and not self._doubts(shown.kind)
-                self._seam.show(shown.text, ids_bytes, whole=whole)
+                self._last_seam.show(shown.text, ids_bytes, whole=whole)
         self._unread.clear()
         self._shows_whole = not (self._holds_back or self._doubts(self.kind))
         return not self._barred
@@ -258,6 +252,12 @@ class Trail(Sight):
         if self._prompt is None or self.strayed or not self._read() or self._seam.lost:
             return False
         return not (self.reasoned and self._holds_back)
+
+    @property
+    def reasoned(self) -> bool:
+        """Whether reasoning was shown."""
+        self._read()
+        return self._reasoned
 
     @property
     def is_plain(self) -> bool:

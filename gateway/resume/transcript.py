@@ -13,8 +13,8 @@ from typing import Any, Final
 import msgspec
 
 from gateway.core.types import Dialect
+from gateway.resume.seam import Reached
 from gateway.resume.shown import Shown, shown_by_chat, shown_by_completion
-from gateway.resume.trail import Reached
 from gateway.wire.chunks import Shape, inside
 from gateway.wire.objects import decode_or_none
 

@@ -12,7 +12,7 @@ from gateway.core.endings import Barrier
 from gateway.core.types import Phase
 from gateway.counting.tokens import BackendCounter
 from gateway.ingress.measuring import Measuring
-from gateway.resume.trail import Reached
+from gateway.resume.seam import Reached
 from gateway.wire.chunks import inside
 from tests.unit.test_resume import (
     FAULT,

@@ -14,8 +14,8 @@ from gateway.ingress.gathering import Gathering
 from gateway.resume.completion import as_chat
 from gateway.resume.rest import rest_of
 from gateway.resume.rules import may_go_on, may_trail
+from gateway.resume.seam import Reached
 from gateway.resume.stream import TrailedStream
-from gateway.resume.trail import Reached
 from gateway.resume.usage import add_up
 from gateway.resume.whole import Whole
 from gateway.wire.replies import Fault
@@ -72,6 +72,7 @@ def chunk(data):
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
+USED = {"choices": [], "usage": {"prompt_tokens": 3, "total_tokens": 7, "completion_tokens": 4}}
 PIECES = st.lists(
     st.tuples(st.text(max_size=6), st.lists(st.integers(0, 200_000), min_size=1, max_size=3)),
     max_size=12,
@@ -81,13 +82,18 @@ PIECES = st.lists(
 @given(PIECES, st.data(), st.sampled_from(list(ENDPOINTS)))
 def test_the_client_gets_what_it_had_got_without_however_the_bytes_come(pieces, data, dialect):
     plain, told = [], []
+    last = data.draw(st.integers(0, 12))  # more may come behind a finish reason
     for place, (text, ids) in enumerate(pieces):
+        finish = "stop" if place == last else None
         for out, kept in ((told, ids), (plain, None)):
             prompt = [5, 6] if place == 0 and kept and dialect is Dialect.COMPLETIONS else None
-            out.append(frame(text, kept, dialect=dialect, prompt=prompt))
+            out.append(frame(text, kept, dialect=dialect, prompt=prompt, finish=finish))
     if dialect is Dialect.CHAT:
         told.insert(0, role([5, 6]))
         plain.insert(0, role([5, 6]).replace(b"[5,6]", b"null"))
+    if last < len(pieces):
+        told.append(DONE)
+        plain.append(DONE)
     whole = b"".join(told)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=8)))
     watch, out = stream(call(dialect)), b""
@@ -411,6 +417,37 @@ def test_one_that_had_said_everything_only_lacks_its_end():
     assert watch.complete
 
 
+def lists_what_is_looked_at(watch):
+    looked_at, shows = [], watch.trail.shows
+
+    def look(one):
+        looked_at.append(one)
+        return shows(one)
+
+    watch.trail.shows = look
+    return looked_at
+
+
+def test_few_frames_are_left_unread():
+    watch = begun()
+    looked_at = lists_what_is_looked_at(watch)
+    for place in range(100):
+        watch.feed(frame("", [place]))
+    assert len(looked_at) > 80
+
+
+def test_of_one_that_ends_in_order_nobody_looks_for_the_text():
+    watch = begun()
+    looked_at = lists_what_is_looked_at(watch)
+    for each in (frame("a", [4]), frame("b", [5]), frame("c", [6])):
+        assert watch.by_sight(chunk(each)) or watch.feed(each)
+    watch.feed(frame("", [7], finish="stop"))
+    watch.feed(b"data: " + json.dumps(USED).encode() + b"\n\n" + DONE)
+    assert watch.close() == b""
+    assert watch.complete
+    assert looked_at == []
+
+
 def test_one_that_lacks_its_usage_alone_gets_it_from_its_ids():
     watch = begun(frame("a", [7]), asked=structs.replace(call(), wants_usage=True))
     shown = watch.feed(frame("bc", [8, 9], finish="length"))
@@ -603,6 +640,21 @@ def test_one_that_does_not_say_the_same_again_ends_with_an_error():
     given = [1, 2, 3, 7, 8, 9][: demand.prompt_tokens]
     out = watch.feed(role(given)) + watch.feed(frame("zz", [1]))
     assert b"could not be resumed" in out
+
+
+def test_of_one_that_went_on_the_usage_behind_its_end_counts_what_was_said_before():
+    watch = begun(frame("a", [4]), frame("b", [5]))
+    assert watch.broken(FAULT) == b""
+    watch.rest()
+    watch.feed(role([1, 2, 3, 4, 5]))
+    usage = {"prompt_tokens": 5, "total_tokens": 6, "completion_tokens": 1}
+    out = watch.feed(frame("c", [6], finish="stop"))
+    counts = b'],"usage":%b}\n\n' % json.dumps(usage, separators=(",", ":")).encode()
+    out += watch.feed(frame(None, False).replace(b"]}\n\n", counts))
+    out += watch.feed(DONE)
+    told = json.loads(out.split(b"\n\n")[-3][6:])
+    assert told["id"] == "a-1"
+    assert told["usage"] == usage | {"prompt_tokens": 3, "completion_tokens": 3}
 
 
 def test_a_token_of_another_backend_is_told_by_sight_too():
