@@ -16,6 +16,7 @@ from loadtest.outcomes import End, Outcome, Slo, figures, percentiles
 from loadtest.overload import others
 from loadtest.overload_report import asked, write
 from loadtest.scenarios import LEAD_S, SHARERS, TIMES, Study
+from loadtest.virtual import VirtualLoop
 
 FULL = PROFILES["full"]
 SLO = Slo(ttft_s=2.5, itl_s=0.08)
@@ -225,15 +226,16 @@ def test_arrivals_do_not_wait_for_replies_that_never_come():
 
 def test_a_refusal_is_told_from_a_broken_stream():
     config = SimConfig(speed=0)
-    (first, second), _ = fire_at(
+    outcomes, _ = fire_at(
         config, short_shots(0.0, 0.2), "admission_503@1", "reset_after:3@1", until=0.25,
         awaited=wait_for_all,
     )  # fmt: skip
-    assert {first.end, second.end} == {End.REFUSED, End.FAILED}
-    assert second.reason == "cut"
+    found = {each.end: each for each in outcomes}
+    assert found.keys() == {End.REFUSED, End.FAILED}
+    assert found[End.FAILED].reason == "cut"
 
 
-def test_clients_that_obey_come_again_once_after_the_time_told():
+def test_a_refusal_says_why_and_until_when_and_who_comes_again_says_so():
     async def main():
         heads = []
 
@@ -247,19 +249,44 @@ def test_clients_that_obey_come_again_once_after_the_time_told():
             )
             writer.close()
 
+        outcomes = [Outcome(SHOT, 0.0), Outcome(SHOT, 0.0, retry=True)]
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         async with server:
             door = Door([server.sockets[0].getsockname()[:2]], "m")
-            outcomes, _ = await fire(
-                door, short_shots(0.0, 0.3), until_s=0.4, retry=True, awaited=wait_for_all
-            )
+            for each in outcomes:
+                prepared = door.prepare(each.shot, retry=each.retry)
+                await door.send(prepared, each, asyncio.get_running_loop().time)
         return outcomes, heads
 
     outcomes, heads = asyncio.run(main())
+    told = [(each.end, each.reason, each.retry_after_s) for each in outcomes]
+    assert told == [(End.REFUSED, "kv", 0.15)] * 2
+    assert [b"x-stainless-retry-count: 1" in head for head in heads] == [False, True]
+
+
+class Refuses:
+    """Refuses everybody at once, until 0.15 s later."""
+
+    def prepare(self, shot, *, retry=False):
+        return None
+
+    async def send(self, prepared, outcome, clock):
+        outcome.ended_s, outcome.end, outcome.retry_after_s = clock(), End.REFUSED, 0.15
+
+
+def test_clients_that_obey_come_again_once_after_the_time_told():
+    async def main():
+        outcomes, _ = await fire(
+            Refuses(), short_shots(0.0, 0.3), until_s=0.4, retry=True,
+            awaited=lambda outcome, now: now < 1.0,
+        )  # fmt: skip
+        return outcomes
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        outcomes = runner.run(main())
     assert [each.retry for each in outcomes] == [False, True, False]  # the last is due too late
-    assert outcomes[1].planned_s >= outcomes[0].ended_s + 0.15
-    assert [b"x-stainless-retry-count: 1" in head for head in heads].count(True) == 1
-    assert all(each.reason == "kv" for each in outcomes)
+    assert outcomes[1].planned_s == pytest.approx(outcomes[0].ended_s + 0.15)
+    assert outcomes[1].ended_s == pytest.approx(outcomes[1].planned_s)
 
 
 # --- the report ---
