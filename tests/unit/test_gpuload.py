@@ -254,6 +254,7 @@ def test_a_driver_that_hangs_holds_up_nothing_and_its_last_figures_are_dropped()
         await until(lambda: watch.seen)
         nvml.answers.clear()
         await watch.look()
+        await until(lambda: len(nvml.threads) == 2)
         assert watch.seen  # within its minute
         await watch.look()
         assert watch.seen == {}
