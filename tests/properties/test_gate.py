@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -14,6 +15,9 @@ from gateway.core.types import LoadSample, Phase, ShedReason, TrafficFailed
 from gateway.pools.health import Order
 from gateway.routing.choice import Chooser
 from tests.gatehouse import CAPACITY, HeldLoop, House, passes, turns
+
+# It computes for six seconds; on two cores that twenty others want too, for more than a minute.
+pytestmark = pytest.mark.timeout(300)
 
 NAMES = ("b1", "b2", "b3")
 POOLS = ("m", "n")
