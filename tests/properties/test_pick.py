@@ -3,7 +3,7 @@
 import math
 import random
 
-from hypothesis import assume, given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config.models import Config
@@ -144,6 +144,7 @@ def test_an_explanation_says_what_the_choice_does(states, demand, caller, seed):
     assert [backend.in_flight for backend in table] == before
 
 
+@settings(max_examples=250)  # of which some hundred have one that is best
 @given(
     states=st.lists(STATES, min_size=2, max_size=6),
     seeds=st.tuples(st.integers(0, 2**32), st.integers(0, 2**32)),
@@ -151,6 +152,6 @@ def test_an_explanation_says_what_the_choice_does(states, demand, caller, seed):
 def test_chance_decides_nothing_when_one_is_best(states, seeds):
     table, ask = pool_of(states), Ask(ROUTE, CALL, Demand(10, True), Caller("k", "n", "t"))
     costs = sorted(Chooser(table).explain(ask, NOW).expected_s.values())
-    assume(costs and costs.count(costs[0]) == 1)
-    first, second = (Chooser(table, random.Random(seed)).find(ask, NOW) for seed in seeds)
-    assert first is second
+    if costs and costs.count(costs[0]) == 1:
+        first, second = (Chooser(table, random.Random(seed)).find(ask, NOW) for seed in seeds)
+        assert first is second
