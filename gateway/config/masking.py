@@ -77,11 +77,16 @@ def masked(lines: Sequence[str], values: Iterable[Span], names: Iterable[Span]) 
     ends = [0] * len(lines)  # of the last name or value in each line
 
     def show(span: Span, tell: Callable[[str], str]) -> None:
+        places = []
         for number in range(span.line, min(span.end_line + 1, len(lines))):
             start = span.column if number == span.line else 0
             end = span.end_column if number == span.end_line else len(lines[number])
-            told = tell(lines[number][start:end])
-            shown[number] = shown[number][:start] + told + shown[number][end:]
+            places.append((number, start, end))
+        # All of it at once: what shows that there is a password may stand in the line below it.
+        told = tell(" ".join(lines[number][start:end] for number, start, end in places))
+        for number, start, end in places:
+            part, told = told[: end - start], told[end - start + 1 :]
+            shown[number] = shown[number][:start] + part + shown[number][end:]
             ends[number] = max(ends[number], end)
 
     for name in names:

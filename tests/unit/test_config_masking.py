@@ -66,6 +66,7 @@ def test_what_may_be_shown(path, shown):
 MISTAKES = [
     "pools: {m: {backends: ['http://user:hunter2@h:1']}}",
     "pools: {m: {backends: ['http://hunter2@h:1']}}",
+    "pools: {m: {backends: ['http://hunter2\n  @h:1']}}",
     "pools: {m: {backends: ['h:1?key=hunter2']}}",
     "pools: {m: {backends: [{url: 'http://h:1', api_kee: hunter2}]}}",
     "pools: {m: {backends: [{url: 'http://h:1', api_key: [hunter2]}]}}",
