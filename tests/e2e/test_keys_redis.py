@@ -168,6 +168,12 @@ async def test_a_key_that_one_gateway_makes_or_revokes_is_known_to_all():
                 await until(401, http, again.key)
 
 
+def is_revoked_in(copy, key_id):
+    """Whether a copy tells of a key that it is revoked; a gateway writes its first one some time after its start."""
+    told = copy.read_text().splitlines()[1:] if copy.exists() else []
+    return any(key_id in each and '"revoked"' in each for each in told)
+
+
 @story
 async def test_a_gateway_starts_with_its_copy_without_redis_and_without_a_copy_waits_for_it():
     with tempfile.TemporaryDirectory() as made_folder, redis_server() as server:
@@ -180,9 +186,7 @@ async def test_a_gateway_starts_with_its_copy_without_redis_and_without_a_copy_w
                 await ordered(a.key_store.revoke, gone.id)
                 await until(200, http, made.key)
                 async with asyncio.timeout(10):
-                    while gone.id not in (folder / "a/keys.json").read_text():
-                        await asyncio.sleep(0.02)
-                    while '"revoked"' not in (folder / "a/keys.json").read_text():
+                    while not is_revoked_in(folder / "a/keys.json", gone.id):
                         await asyncio.sleep(0.02)
             server.kill()
             async with replica(server, folder, "a", sim) as (_, http):
