@@ -275,7 +275,8 @@ def test_over_tls_the_certificate_is_checked(tmp_path):
 
 
 def test_a_cluster_and_a_sentinel_lead_to_their_servers():
-    with redis_server("--cluster-enabled", "yes") as server:
+    bus = f"{free_port()}"  # by itself a port on which others may listen
+    with redis_server("--cluster-enabled", "yes", "--cluster-port", bus) as server:
         server.ask("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
         for _ in range(100):  # it takes a moment until it says that it is well
             if "cluster_state:ok" in server.ask("CLUSTER", "INFO"):
