@@ -37,6 +37,13 @@ def patient_store(url, clock, link=PatientLink):
     return RedisStore(link(client, clock, budget_s=PATIENCE_S), clock)
 
 
+async def connected(client):
+    """Connect, so that the first call does not wait for that. A busy machine may keep Redis from it."""
+    while True:
+        with contextlib.suppress(redis.RedisError):
+            return await client.ping()
+
+
 class RedisServer:
     """One server on loopback and on a UNIX socket, without a disk. `options` are of its command line."""
 
