@@ -16,9 +16,8 @@ from hypothesis.stateful import (
 
 from gateway.core.limits import KeyLimits, OnOutage, Taken
 from gateway.limiting.limiter import RUNS_S, Limiter, Refused
-from gateway.store.onredis import redis_store
 from tests.limitercases import amounts, plan_of
-from tests.redisserver import redis_server, time_passes
+from tests.redisserver import patient_store, redis_server, time_passes
 from tests.storecases import HeldClock
 
 pytestmark = pytest.mark.e2e
@@ -35,7 +34,7 @@ class Replica:
 
     def __init__(self, server):
         self.clock = HeldClock()
-        self.store = redis_store(server.url, self.clock)
+        self.store = patient_store(server.url, self.clock)
         self.limiter = Limiter(self.clock, self.store.link, lambda: 3)
         self.running = []  # key, costs, and what was taken
 
