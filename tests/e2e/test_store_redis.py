@@ -112,7 +112,8 @@ def test_who_posts_hears_what_is_lost_and_whether_it_may_have_run():
     async def story():
         with redis_server() as server:
             store, heard = redis_store(server.url, SystemClock()), []
-            await store.holds()
+            while not await held(store, "x"):  # it is connected
+                await asyncio.sleep(0.1)
             server.signal(signal.SIGSTOP)
             store.link.post(scripts.HOLDS, ["gw1:x"], [], heard.append)
             for _ in range(4):
@@ -163,7 +164,7 @@ def test_what_redis_refuses_of_one_key_takes_no_reply_from_another():
     async def story():
         with redis_server() as server:
             server.ask("SET", "gw1:{t:t}:key:spoilt", "by somebody else")
-            store = redis_store(server.url, SystemClock())
+            store = patient_store(server.url, SystemClock())
             limiter = Limiter(SystemClock(), store.link, lambda: 1)
             plans = [plan_of(KeyLimits(100), key) for key in ("spoilt", "sound")]
             await store.link.client.ping()
