@@ -101,7 +101,7 @@ async def test_limits_keys_and_months_go_on_at_the_replica_that_lacked_the_last_
                 await until(200, http, many.key)
             spent = sum([await chat(http, few.key) for http in (to_a, to_b)])
             await until_used((to_a, to_b), few.key, spent)
-            assert await a.store.claim_restart("p/x", "one")
+            assert await ordered(a.store.claim_restart, "p/x", "one")
             await eventually(lambda: second.ask("KEYS", "*claim*"))
             second.signal(signal.SIGSTOP)  # what follows is lost with the master
             spent += sum([await chat(http, few.key) for http in (to_a, to_b, to_b)])
@@ -115,7 +115,7 @@ async def test_limits_keys_and_months_go_on_at_the_replica_that_lacked_the_last_
                 for http in (to_a, to_b):
                     await chat(http, many.key)
             await until_used((to_a, to_b), few.key, spent)
-            assert not await b.store.claim_restart("p/x", "one")
+            assert not await ordered(b.store.claim_restart, "p/x", "one")
             await ordered(a.key_store.revoke, few.id)
             await until(401, to_b, few.key)
             new = await ordered(b.key_store.create, {"name": "new"})

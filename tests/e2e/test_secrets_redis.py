@@ -12,7 +12,7 @@ from gateway.process import reload
 from gateway.sim.config import SimConfig
 from gateway.sim.server import SimServer
 from tests import keyfiles as keys
-from tests.e2e.test_keys_redis import replica, until
+from tests.e2e.test_keys_redis import ordered, replica, until
 from tests.redisserver import redis_server
 from tests.stories.support import gateway, story
 
@@ -118,10 +118,10 @@ async def test_canaries_of_two_gateways_with_shared_keys_are_found_nowhere(caplo
             replica(server, folder, "b", sim) as (b, to_b),
         ):
             limits = {"limits": {"tokens_per_day": 1_000_000, "concurrent_requests": 9}}
-            made = await a.key_store.create({"name": "told", **limits})
+            made = await ordered(a.key_store.create, {"name": "told", **limits})
             for http in (to_a, to_b):
                 await until(200, http, made.key)
-            again = await b.key_store.rotate(made.id, 60.0)
+            again = await ordered(b.key_store.rotate, made.id, 60.0)
             replies, pages = [], []
             for process, http in ((a, to_a), (b, to_b)):
                 await until(200, http, again.key)
