@@ -142,6 +142,17 @@ def ready(gateway):
     return lambda: gateway.backend()["phase"] == "ready"
 
 
+def knows_both(gateway):
+    """Whether it hears of both; on a busy machine a call of Redis may be given up now and then."""
+
+    def told():
+        store = gateway.get()["store"]
+        alive = [each["alive"] and each["config_agrees"] for each in store["replicas"]]
+        return store["trouble"] == "" and alive == [True, True]
+
+    return told
+
+
 def test_one_of_two_launches_and_restarts_and_each_knows_of_the_other(scene, pair):
     leader, other = pair
     assert scene.starts() == 1
@@ -149,10 +160,7 @@ def test_one_of_two_launches_and_restarts_and_each_knows_of_the_other(scene, pai
     until(lambda: scene.starts() == 2)
     for each in pair:
         until(ready(each))
-        told = each.get()["store"]
-        assert told["trouble"] == ""
-        assert [r["alive"] for r in told["replicas"]] == [True, True]
-        assert all(r["config_agrees"] for r in told["replicas"])
+        until(knows_both(each))
     assert scene.starts() == 2
     out = subprocess.run(
         [GATEWAY, "status", "--server", other.admin], capture_output=True, text=True
