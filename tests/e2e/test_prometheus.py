@@ -298,7 +298,8 @@ def test_panels_count_nothing_twice(tmp_path):
 
 
 def asks(port, path, **query):
-    status, body = get(f"http://127.0.0.1:{port}/api/v1/{path}?{urllib.parse.urlencode(query)}")
+    url = f"http://127.0.0.1:{port}/api/v1/{path}?{urllib.parse.urlencode(query)}"
+    status, body = get(url, timeout=60)
     return json.loads(body)["data"] if status == 200 else None
 
 
@@ -336,7 +337,7 @@ def test_prometheus_scrapes_the_gateway_and_an_alert_fires(tmp_path):
                 for each in asks(port, "alerts")["alerts"]
                 if each["labels"]["alertname"] == "PoolDown"
             }
-            status, page = get(url)
+            status, page = get(url, timeout=60)
             assert (status, b"<h1>PoolDown</h1>" in page) == (200, True)
             names = set(asks(port, "label/__name__/values"))
             # Gauges and counters without labels are there from the first scrape; others once they have a value.
