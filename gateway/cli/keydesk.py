@@ -111,11 +111,12 @@ class KeyDesk:
             yield FileKeys(self.keys.file, lambda: tiers, time.time)
             return
         from gateway.access.keyfile import make_pepper, pepper_path, shared_pepper
-        from gateway.access.redisstore import RedisKeys
+        from gateway.access.redisstore import WITHIN_S, RedisKeys
         from gateway.core.aio import SystemClock
         from gateway.store.onredis import redis_store
 
-        link = redis_store(self.config.redis.get_secret_value(), SystemClock()).link
+        url = self.config.redis.get_secret_value()
+        link = redis_store(url, SystemClock(), WITHIN_S).link
         try:
             if self.keys.pepper is None and not pepper_path(self.keys.file).exists():
                 part = await RedisKeys(link, b"", lambda: tiers, time.time).read()

@@ -39,7 +39,7 @@ _BATCH: Final = 128
 _MOST_WAITING: Final = 4096
 
 _CODE: Final = re.compile(r"[A-Z]{3,20}\b")
-_SLOW: Final = f"it did not answer within {BUDGET_S * 1000:.0f} ms"
+_SLOW: Final = "it did not answer within {:.0f} ms"
 LOST: Final = (failures.RedisError, failures.RedisClusterException, OSError, TimeoutError)
 _DENIED: Final = "its user may not run scripts or use keys that begin with gw1:"
 _DENIED_WITHIN: Final = "can't run this command"  # how Redis 7.0 tells it of a command in a script
@@ -104,7 +104,7 @@ class Link:
             raise StoreUnavailable(self.trouble or "too many calls wait for it")
         asked.late = late
         # A third of what `asyncio.timeout` takes: each request with limits waits here.
-        end = asyncio.get_running_loop().call_later(within_s, self._give_up, asked.reply)
+        end = asyncio.get_running_loop().call_later(within_s, self._give_up, asked.reply, within_s)
         try:
             reply = await asked.reply
         finally:
@@ -113,9 +113,9 @@ class Link:
             raise reply
         return reply
 
-    def _give_up(self, reply: asyncio.Future[Any]) -> None:
+    def _give_up(self, reply: asyncio.Future[Any], after_s: float) -> None:
         if not reply.done():
-            reply.set_result(StoreUnavailable(self.trouble or _SLOW))
+            reply.set_result(StoreUnavailable(self.trouble or _SLOW.format(after_s * 1000)))
 
     def post(
         self, script: Script, keys: Sequence[str], args: Sequence[str | int], lost: Lost | None = None
@@ -211,7 +211,7 @@ class Link:
         self._failures, self.trouble = 0, ""
 
     async def _fails(self, error: Exception, batch: Sequence[_Asked]) -> None:
-        self.trouble = why(error)
+        self.trouble = why(error, self.budget_s)
         self._failures += 1
         self._again_at = self.clock.now() + _AGAIN_S
         if self._failures == 1:
@@ -253,13 +253,16 @@ def _give(asked: _Asked, reply: object) -> failures.RedisError | None:
     return None
 
 
-def why(error: BaseException | None) -> str:
-    """Return why Redis does not answer, for people: nothing of the URL, nothing of what it said but its code."""
+def why(error: BaseException | None, budget_s: float) -> str:
+    """Return why Redis does not answer, for people: nothing of the URL, nothing of what it said but its code.
+
+    `budget_s` is how long a call may take.
+    """
     first = error
     while error is not None:
         for kind, words in _WORDS:
             if isinstance(error, kind):
-                return words
+                return words.format(budget_s * 1000)
         error = error.__cause__ or error.__context__
     if isinstance(first, failures.ResponseError) and _DENIED_WITHIN in str(first):
         return _DENIED

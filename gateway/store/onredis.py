@@ -136,14 +136,14 @@ class RedisStore:
         await self.link.close()
 
 
-def redis_store(url: str, clock: Clock) -> RedisStore:
-    """Return the store at a URL; nothing is opened yet.
+def redis_store(url: str, clock: Clock, reply_s: float = BUDGET_S) -> RedisStore:
+    """Return the store at a URL; nothing is opened yet. A call may take `reply_s`.
 
     Raises:
         ValueError: it is not the URL of a Redis.
     """
-    client = client_of(url, connect_s=CONNECT_S, reply_s=BUDGET_S)
-    return RedisStore(Link(client, clock), clock)
+    client = client_of(url, connect_s=CONNECT_S, reply_s=reply_s)
+    return RedisStore(Link(client, clock, budget_s=reply_s), clock)
 
 
 def _key(name: str, what: str) -> str:

@@ -21,9 +21,12 @@ from gateway.observe.outlet import Outlet
 from gateway.running import run
 from gateway.sim.config import SimConfig
 from gateway.sim.server import SimServer
+from gateway.store.scripts import BUDGET_S
 from gateway.store.shared import StoreUnavailable
+from tests.faults.toxic import Toxic, toxic
 from tests.redisserver import PROGRAMS, patient_store, redis_server
 from tests.sharedkeycases import PEPPER, SharedDesk, SharedKeyCases
+from tests.stories.served import program
 from tests.stories.support import story
 
 pytestmark = pytest.mark.e2e
@@ -282,6 +285,21 @@ def test_the_verbs_work_on_shared_keys_and_a_file_can_be_imported(tmp_path):
         file.write_text(head + "keys: {shared: true}\n")
         server.kill()
         assert "does not answer: " in verb("list", code=1)[1]
+
+
+@story
+async def test_the_verbs_wait_for_a_redis_that_is_far_away(tmp_path):
+    """Requests would not wait so long for it, and people do."""
+    with redis_server() as server:
+        async with toxic(f"http://127.0.0.1:{server.port}") as proxy:
+            proxy.down = Toxic(latency_s=2 * BUDGET_S)
+            url = f"redis://{proxy.url.removeprefix('http://')}/0"
+            file = tmp_path / "gateway.yaml"
+            pools = "pools: {m: {backends: ['http://127.0.0.1:1']}}"
+            file.write_text(f"redis: {url}\nkeys: {{shared: true}}\n{pools}\n")
+            made = await program("keys", "create", "ci", "-c", str(file))
+            assert made.startswith("gw_"), made
+            assert made[3:11] in await program("keys", "list", "-c", str(file))
 
 
 @story

@@ -31,6 +31,7 @@ from gateway.cli.doctor.through import through_findings
 from gateway.cli.main import app
 from gateway.config.models import Config
 from gateway.sim.server import SimConfig, SimServer
+from gateway.store.scripts import BUDGET_S
 from tests.ports import free_port
 
 SHIPPED = (pathlib.Path(__file__).parents[2] / "deploy/nginx/gateway.conf").read_text()
@@ -576,6 +577,28 @@ def test_a_redis_that_does_not_answer_leaves_its_clock_unknown():
     assert (finding.verdict, finding.about) == ("skipped", "clock")
     assert "the connection was refused" in finding.told
     assert "secret" not in finding.told
+
+
+def test_a_redis_that_is_far_away_tells_its_clock():
+    """Requests would not wait so long for it, and this does."""
+
+    async def far_away(reader, writer):
+        while data := await reader.read(65536):
+            if b"PING" in data:
+                writer.write(b"+PONG\r\n")
+                continue
+            await asyncio.sleep(2 * BUDGET_S)
+            now = b"%d" % time.time()
+            writer.write(b"*2\r\n$%d\r\n%b\r\n$1\r\n0\r\n" % (len(now), now))
+        writer.close()
+
+    async def story():
+        async with await asyncio.start_server(far_away, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            return await redis_clock(f"redis://127.0.0.1:{port}/0")
+
+    (clock,) = asyncio.run(story())
+    assert clock.told == "The clocks of this machine and of Redis go together"
 
 
 # --- whole replies ------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ async def redis_clock(url: str) -> list[Finding]:
     try:
         from gateway.store.onredis import redis_store
 
-        store = redis_store(url, SystemClock())
+        store = redis_store(url, SystemClock(), _REDIS_S)
     except (ImportError, ValueError) as error:  # `check` says more of it
         return [_unknown(error)]
     try:
