@@ -17,6 +17,7 @@ from gateway.limiting.limiter import RUNS_S, Limiter
 from gateway.limiting.rules import NOTHING, day_of, month_of
 from gateway.process import reload
 from gateway.sim.config import SimConfig
+from gateway.store import scripts
 from gateway.store.link import Link
 from gateway.store.onredis import redis_store
 from gateway.store.scripts import BUDGET_S
