@@ -23,7 +23,7 @@ from gateway.cli.doctor.clocks import of_date, redis_clock
 from gateway.cli.doctor.machine import files_finding
 from gateway.cli.doctor.nginxfile import parse, seconds, size
 from gateway.cli.doctor.nginxrules import nginx_findings
-from gateway.cli.doctor.replies import Asked, waited
+from gateway.cli.doctor.replies import Asked, pace, waited
 from gateway.cli.doctor.running import own_server, running_findings
 from gateway.cli.doctor.servers import flag_findings, metrics_findings, server_findings
 from gateway.cli.doctor.site import Site
@@ -602,6 +602,15 @@ def test_a_redis_that_is_far_away_tells_its_clock():
 
 
 # --- whole replies ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("direct", "outer", "tokens_per_s"),
+    [(1.0, 1.0, 64), (1.6, 1.0, 64), (1.0, 1.6, 64), (1.0, 0.1, 64)],
+    ids=["alike", "the first stalled", "the second stalled", "held back by the proxy"],
+)
+def test_how_long_a_whole_reply_takes_is_told_by_the_faster_stream(direct, outer, tokens_per_s):
+    assert pace(direct, outer) == tokens_per_s
 
 
 def error(code):

@@ -54,7 +54,13 @@ def stream_findings(site: Site, gateway: Site, config: Config, asked: Asked) -> 
                       change="try again with a model that answers at length")  # fmt: skip
         return
     yield _streamed(direct, outer, headers.get("content-encoding", ""))
-    yield _whole(site, asked, config, tokens_per_s=_TOKENS / direct)
+    yield _whole(site, asked, config, pace(direct, outer))
+
+
+def pace(direct: float, outer: float) -> float:
+    """Return how many tokens a model writes in a second, by the faster of two streams: one may have stalled. Pure."""
+    held = outer < _HELD * direct
+    return _TOKENS / (direct if held else min(direct, outer))
 
 
 def _streamed(direct: float, outer: float, packed: str) -> Finding:
