@@ -3,6 +3,7 @@
     failed --the server ends, or refuses its next probe--> one death --and again--> not loaded for a day
        `---it passes: it lives, and the failure says nothing
 
+Until its server is known to live it loads nothing else: an adapter that the dead one refuses would be blamed for it.
 After one death a restarted server serves before it is loaded again, and only one server at a time tries. A load
 that succeeds clears it, as do another path and an operator's order to load it.
 """
@@ -103,6 +104,10 @@ class Deadly:
     def undecided(self, name: str) -> bool:
         """Whether a server may have died of it a moment ago."""
         return any(each.name == name for each in self._failed.values())
+
+    def doubts(self, backend: Backend) -> bool:
+        """Whether a server may have died a moment ago, of a load or of anything else."""
+        return backend.id in self._failed or bool(backend.health.probe_failure)
 
     def clear(self, name: str) -> None:
         """Hold nothing against it any more."""

@@ -210,7 +210,7 @@ class Known:
             ),
             changing=self.changing.get(backend.id, frozenset()),
             barred=self._barred(backend, paths, now),
-            closed=self._closed(backend, now),
+            closed=self._closed(backend, now) or self.deadly.doubts(backend),
             reserve=backend.in_reserve,
             rested=self.rest_until.get(backend.id, 0.0) <= now or ahead_s == 0,
             caught_up=self.caught_up_at.get(backend.id, 0.0) <= now or not backend.in_flight,
@@ -243,6 +243,8 @@ class Known:
                 if limits.most
                 else limits.why_none
             )
+        elif self.deadly.doubts(backend):
+            why = "it is not known whether it lives; it loads none before it answers /health again"
         elif self._closed(backend, now):
             version = backend.version or "which tells no version"
             why = f"vLLM {version} may mix adapters up: it loads none while requests for others run"

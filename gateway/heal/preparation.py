@@ -23,6 +23,7 @@ log = logging.getLogger("gateway.supervisor")
 _ADAPTER_S: Final = 120.0  # to read its weights from a slow disk
 _WARM_UP_S: Final = 60.0
 _MODELS_S: Final = 5.0
+_HEALTH_S: Final = 5.0
 
 
 @dataclass(slots=True)
@@ -38,9 +39,10 @@ class Preparation:
     async def load_adapters(
         self, pool: PoolConfig, held: Mapping[str, str], tell: Callable[[str], None]
     ) -> str:
-        """Load the adapters that it should hold; returns why its model list cannot be read, if so.
+        """Load the adapters that it should hold; returns why it cannot serve, if so.
 
-        `held` are those of the server before it, with their paths. One that fails is told as an event.
+        `held` are those of the server before it, with their paths. One that fails is told as an event. If the
+        server may have ended of it, the others are loaded only if it answers `/health`.
         """
         out = {name for name, wanted in self.backend.ordered if not wanted}
         wanted = adapters.wanted(pool, held, self.backend.name, out)
@@ -56,6 +58,8 @@ class Preparation:
                 await adapters.load(self.pages, name, path, timeout_s=_ADAPTER_S)
             except adapters.AdapterError as error:
                 self._note(EventKind.ADAPTER_FAILED, name, str(error))
+                if error.fatal and (failed := await self._unhealthy()):
+                    return f"/health fails since it was to load the adapter {name}: {failed}"
         if missing and (failed := await self._see_models()):
             return failed
         for name in missing:
@@ -73,6 +77,14 @@ class Preparation:
                 *(self.backend.id, error.reason),
                 extra={"event": "warm_up_failed"},
             )
+
+    async def _unhealthy(self) -> str:
+        """Return why it is not well; empty: it is."""
+        try:
+            await self.pages.get("/health", timeout_s=_HEALTH_S)
+        except FetchError as error:
+            return error.reason
+        return ""
 
     async def _see_models(self) -> str:
         failed, backend = "", self.backend

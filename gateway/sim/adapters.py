@@ -20,6 +20,8 @@ async def order(path: str, body: dict[str, Any], state: SimState) -> str:
 
     One from a "deadly" path kills them.
     """
+    if state.dead:
+        raise engine_dead()
     if path != LOAD:
         return _unload(body, state)
     _check(body, state)

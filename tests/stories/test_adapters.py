@@ -181,6 +181,21 @@ async def test_an_adapter_that_ends_servers_as_they_load_it_ends_two_and_no_thir
 
 
 @story
+async def test_what_a_dying_server_does_not_load_either_is_not_blamed_for_its_end():
+    async with gateway(SIM, pools=pool([lora("deadly"), lora("sql")], 1)) as world:
+        known, (sim,) = world.process.adapters.pools["m"].known, world.sims
+        died = partial(known.deadly.deaths, "deadly", "/loras/deadly")
+        for times in (1, 2):
+            await world.until(lambda n=times: len(died()) == n, 15)
+            await world.until(lambda: world.process.table.get("m/b1").phase is Phase.DOWN)
+            asked = sim.received("/v1/load_lora_adapter")
+            assert [json.loads(each.body)["lora_name"] for each in asked] == ["deadly"] * times
+            sim.clear()
+        await world.until(lambda: held(world) == {"sql": "/loras/sql"}, 10)
+        assert not known.deadly.deaths("sql", "/loras/sql")
+
+
+@story
 async def test_where_the_only_copy_is_on_a_server_that_drains_another_one_loads_it():
     async with gateway(
         SIM, SIM, pools=pool([lora("sql", replicas=1)], 2), as_shipped=True
