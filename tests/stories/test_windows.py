@@ -66,12 +66,12 @@ async def test_what_fits_none_of_them_is_refused_with_the_largest_window():
 @story
 async def test_while_those_that_it_fits_are_away_it_is_refused_for_now_and_not_for_good():
     async with gateway(SMALL, LARGE) as world:
-        await world.sims[1].stop()
+        world.sims[1].inject("refuse")  # it keeps its port, which others could take
         await world.until(lambda: world.process.table.get("m/b2").phase.value == "down")
         reply = await ask(world, user(LONG))
         assert reply.status_code == 503, reply.text
         assert (await ask(world, user("hello"))).status_code == 200
-        await world.sims[1].start()
+        world.sims[1].clear()
         await world.until(lambda: world.process.table.get("m/b2").phase.value == "ready")
         assert (await ask(world, user(LONG))).status_code == 200
 
