@@ -290,7 +290,7 @@ async def test_a_restart_refuses_nobody_where_systemd_has_the_listener():
             async with client(world) as other:
                 waits = group.create_task(ask(other, max_tokens=1))
                 await asyncio.to_thread(world.started.wait, 20)
-                assert frames(stream.result().text)[-1] == "[DONE]"
+                assert frames((await stream).text)[-1] == "[DONE]"
                 assert not waits.done()  # in the listener's queue, where no process takes it
                 start(world)
                 assert (await waits).status_code == 200
