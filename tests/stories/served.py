@@ -84,11 +84,8 @@ class Served:
 
     def lines(self, event: str) -> list[dict[str, object]]:
         """Return the log's lines about an event."""
-        every = [
-            json.loads(each)
-            for each in (self.folder / "log").read_text().splitlines()
-            if each[:1] == "{"
-        ]
+        written, _, _ = (self.folder / "log").read_text().rpartition("\n")  # no half of a line
+        every = [json.loads(each) for each in written.splitlines() if each[:1] == "{"]
         return [each for each in every if each.get("event") == event]
 
     def errors(self) -> str:
