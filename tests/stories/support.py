@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import pathlib
 import tempfile
@@ -162,7 +163,6 @@ async def gateway(
 
 def story(test, seconds: float = 30.0):
     """Run an async test with a deadline of its own."""
-    import functools
 
     @functools.wraps(test)
     def run_it(*args, **kwargs):
@@ -174,6 +174,10 @@ def story(test, seconds: float = 30.0):
             runner.run(main())
 
     return run_it
+
+
+# Each process that starts takes a second, and several on a machine that has much else to do.
+of_processes = functools.partial(story, seconds=55.0)
 
 
 def frames(text: str) -> list[str]:

@@ -25,7 +25,7 @@ from gateway.launch.launcher import Obstacle
 from tests import loopback
 from tests.fakelaunch import Script
 from tests.stories.supervised import fleet, launched, machine, managed
-from tests.stories.support import story
+from tests.stories.support import of_processes, story
 
 # --- starting and coming back ---------------------------------------------------------------------
 
@@ -1011,7 +1011,7 @@ run(SimConfig(model="m", port=int(sys.argv[1]), speed=0))
 """
 
 
-@story
+@of_processes
 async def test_a_real_process_is_launched_killed_launched_again_and_ended():
     async with machine() as on:
         slot = on["m/b1"]
@@ -1061,7 +1061,7 @@ raise SystemExit(1)
 """
 
 
-@story
+@of_processes
 async def test_an_engine_that_dies_under_load_is_diagnosed_by_its_first_error():
     async with machine() as on:
         command = [sys.executable, "-c", STORM]
@@ -1080,7 +1080,7 @@ def has_handle_of(pid):
     return False
 
 
-@story
+@of_processes
 async def test_one_whose_engine_process_ends_is_out_at_once_and_serves_on_if_it_lives():
     async with machine() as on:
         slot = on["m/b1"]

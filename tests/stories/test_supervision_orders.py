@@ -25,7 +25,7 @@ from gateway.store.memory import MemoryStore
 from gateway.store.shared import StoreUnavailable
 from tests.fakelaunch import Script
 from tests.stories.supervised import fleet, held, launched, machine, managed, pool, writes
-from tests.stories.support import frames, story
+from tests.stories.support import frames, of_processes, story
 
 
 def two(on, **more):
@@ -301,7 +301,7 @@ async def test_events_outlive_the_gateway(tmp_path):
             ]
 
 
-@story
+@of_processes
 async def test_operators_order_by_the_command_line():
     async with machine() as on, fleet(on, *two(on)) as world:
         on["m/b1"].script.log = "INFO: ready\n"
@@ -323,8 +323,8 @@ async def test_operators_order_by_the_command_line():
         assert (code, out) == (0, "")
 
 
-@story
-async def test_operators_hold_restarts_by_the_command_line():
+@of_processes
+async def test_operators_hold_restarts_for_a_time_by_the_command_line():
     async with machine() as on, fleet(on, *two(on)) as world:
         _, _, err = await cli(world, "hold", "--for", "30m")
         assert err == "automatic restarts of all pools are on hold for 30m\n"
@@ -334,15 +334,20 @@ async def test_operators_hold_restarts_by_the_command_line():
             "Automatic restarts of all pools are on hold until " in (await cli(world, "status"))[1]
         )
         assert (await cli(world, "hold", "--lift"))[0] == 0
+        code, out, _ = await cli(world, "events")
+        assert code == 0
+        assert "automatic restarts are allowed again" in out.splitlines()[1]  # the newest first
+
+
+@of_processes
+async def test_operators_hold_restarts_until_they_lift_that_by_the_command_line():
+    async with machine() as on, fleet(on, *two(on)) as world:
         assert (await cli(world, "hold"))[0] == 0
         await world.turns(3)
         assert "of all pools are on hold until it is lifted," in (await cli(world, "status"))[1]
         assert (await cli(world, "hold", "--lift"))[0] == 0
         await world.turns(3)
         assert "on hold" not in (await cli(world, "status"))[1]
-        code, out, _ = await cli(world, "events")
-        assert code == 0
-        assert "automatic restarts are allowed again" in out.splitlines()[1]  # the newest first
 
 
 @pytest.mark.parametrize("settings", [{"max_restarts": 2}, {"automatic": False}])

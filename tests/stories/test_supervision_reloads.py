@@ -12,7 +12,7 @@ from gateway.heal.fleet import launcher_of
 from tests import loopback
 from tests.fakelaunch import Script
 from tests.stories.supervised import fleet, held, launched, machine, managed, pool, writes
-from tests.stories.support import frames, story
+from tests.stories.support import frames, of_processes, story
 
 SERVER = """
 import sys
@@ -98,7 +98,7 @@ async def clients(world, tokens, count=6):
 
 
 @pytest.mark.parametrize("how", ["another name", "another pool"])
-@story
+@of_processes
 async def test_a_renamed_backend_is_started_once_its_old_server_has_left_the_port(how):
     async with machine() as on:
         slot = on["m/b1"]
