@@ -534,7 +534,7 @@ async def test_only_comments_come_for_ever(sim, http):
 @story
 async def test_a_frozen_engine_answers_health_and_shows_the_load_of_its_last_step(sim, http):
     writes = asyncio.create_task(http.post(CHAT, json=ask("[[sim:tokens=400]]")))  # noqa: TID251
-    while sim.engine.gauges.running != 1:  # for as long as its 400 steps take, a turn of the loop each
+    while sim.engine.gauges.running != 1:  # each of its 400 steps takes a turn of the loop
         await asyncio.sleep(0)
     sim.inject("frozen")
     got, end = await raw(sim, ask(stream=True), stays_open=True)
