@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import subprocess
 import sys
@@ -31,8 +32,14 @@ def told_to(sim):
     return [tuple(each.split("-")[1:]) for each in named]
 
 
-async def sent(world):
-    """Have all spans so far sent."""
+async def sent(world, collector, requests=1):
+    """Have all spans so far sent, those of so many requests; the gateway may be sending some by itself."""
+    await posted(world)
+    await world.until(lambda: sum(each.kind == "server" for each in collector.spans) == requests)
+
+
+async def posted(world):
+    """Have all spans so far sent, but for those that are on their way."""
     world.process.ledger.post()
     await world.process.handler.tracing.traces._turn()
 
@@ -43,7 +50,7 @@ async def test_a_request_is_a_trace_that_the_backends_spans_belong_to():
         headers = {"authorization": "Bearer of-the-collector"}
         async with gateway(FAST, extra=settings(collector, headers=headers)) as world:
             reply = await world.chat(SECRET_WORD, max_tokens=3, headers={"x-request-id": "traced"})
-            await sent(world)
+            await sent(world, collector)
             ((trace_id, span_id, flags),) = told_to(world.sims[0])
         request, attempt = collector.spans
         assert (request.name, request.kind, request.parent_id) == ("chat m", "server", "")
@@ -77,7 +84,7 @@ async def test_a_client_that_is_not_trusted_gets_a_link():
     with receiver() as collector:
         async with gateway(FAST, extra=settings(collector)) as world:
             await world.chat(headers={"traceparent": f"00-{TRACE}-{PARENT}-00"})
-            await sent(world)
+            await sent(world, collector)
             ((trace_id, _, flags),) = told_to(world.sims[0])
         assert flags == "01"
         assert trace_id != TRACE
@@ -93,7 +100,7 @@ async def test_a_client_that_is_trusted_names_the_trace_and_decides_whether_it_i
                 parent = {"traceparent": f"00-{TRACE}-{PARENT}-{flags}", "tracestate": "a=b"}
                 await world.chat(headers=parent)
             await world.chat()  # begins its own, of which none is recorded
-            await sent(world)
+            await sent(world, collector)
             recorded, unrecorded, own = told_to(world.sims[0])
             states = [each.header("tracestate") for each in world.sims[0].requests if each.body]
         request, attempt = collector.spans
@@ -112,8 +119,9 @@ async def test_a_wait_in_the_queue_is_a_span_and_a_refusal_is_an_error():
         async with gateway(LONG, pools=pools, extra=settings(collector)) as world:
             async with held(world), waiting(world, "first"):
                 assert (await world.chat()).status_code == 503
+                await asyncio.sleep(0.01)  # a wait of less than a millisecond is none
             await world.settled()
-            await sent(world)
+            await sent(world, collector, 3)
         refused = next(each for each in collector.spans if each.attributes.get("error.type"))
         assert refused.failed
         assert refused.attributes["vllm_gateway.shed_reason"] == "queue_full"
@@ -139,9 +147,10 @@ async def test_a_wait_that_follows_a_failed_attempt_is_a_span_behind_it():
                     (free,) = [place for place in (0, 1) if not backends[place].in_flight]
                     world.sims[free].inject("refuse")
                     asked = await stack.enter_async_context(waiting(world, "second"))
+                    await asyncio.sleep(0.01)  # a wait of less than a millisecond is none
                 assert (await asked).headers["x-gateway-attempts"] == "2"
             await world.settled()
-            await sent(world)
+            await sent(world, collector, 2)
         queue = collector.named("queue")
         request = next(each for each in collector.spans if each.span_id == queue.parent_id)
         first, second = (
@@ -170,7 +179,7 @@ async def test_an_engine_that_refuses_what_another_pool_is_asked_for_has_its_spa
             headers = {"x-request-id": "seen"}
             reply = await world.http.post("/v1/chat/completions", json=body, headers=headers)
             assert (reply.status_code == 200) == (window > 64)
-            await sent(world)
+            await sent(world, collector)
             named = [told_to(each)[0][1] for each in world.sims]
             async with admin(world) as http:
                 tried = (await http.get("requests/seen")).json()["tried"]
@@ -190,7 +199,7 @@ async def test_a_stream_that_goes_on_elsewhere_has_an_attempt_that_failed_and_on
                 each.inject("truncate_after:5")
             body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
             await world.http.post("/v1/chat/completions", json=body)
-            await sent(world)
+            await sent(world, collector)
         request = collector.spans[0]
         attempts = [each for each in collector.spans if each.kind == "client"]
         first, second = attempts[:2]
@@ -210,10 +219,11 @@ async def test_a_collector_that_fails_costs_no_request_and_is_told_once():
     with receiver() as collector:
         collector.status = 400  # not tried again
         async with gateway(FAST, extra=settings(collector), access=True) as world:
-            for _ in range(3):
+            traces = world.process.handler.tracing.traces
+            for number in range(1, 4):
                 assert (await world.chat()).status_code == 200
-                await sent(world)
-            assert world.process.handler.tracing.traces.lost == 3
+                await posted(world)
+                await world.until(lambda n=number: traces.lost == n)
             assert world.process.outlet.flush()
         assert collector.spans == []
 
