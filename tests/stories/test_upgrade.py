@@ -39,7 +39,7 @@ async def ask(http, **more):
 
 
 async def admin(world, path):
-    async with loopback.client(base_url=world.admin_url) as http:
+    async with loopback.client(base_url=world.admin_url, timeout=20) as http:
         return (await http.get(path)).json()
 
 
@@ -328,7 +328,7 @@ async def test_a_restart_that_is_ordered_is_carried_out_after_the_upgrade_and_cu
         async with http.stream("POST", "/v1/chat/completions", json=body) as reply:
             pieces = reply.aiter_text()
             text = await anext(pieces)
-            async with loopback.client(base_url=world.admin_url) as other:
+            async with loopback.client(base_url=world.admin_url, timeout=20) as other:
                 path = "/admin/v1/backends/m/b1:restart"
                 ordered = await other.post(path, json={"force": True, "reason": "a leak"})
                 assert ordered.json()["changed"], ordered.text
@@ -466,7 +466,7 @@ async def test_a_server_that_a_reload_takes_away_after_an_upgrade_finishes_what_
 
 
 async def order(world, what, body):
-    async with loopback.client(base_url=world.admin_url) as http:
+    async with loopback.client(base_url=world.admin_url, timeout=20) as http:
         reply = await http.post(f"/admin/v1/{what}", json=body)
         assert reply.is_success, reply.text
 

@@ -26,6 +26,7 @@ from tests.stories.support import story as story_within
 pytestmark = pytest.mark.timeout(180)
 story = functools.partial(story_within, seconds=170.0)  # processes start, and a machine may be busy
 TWO = "workers: 2\nshutdown: {grace: 3s}"
+PATIENCE_S = 60  # whoever answers operators may have to start first
 
 
 def client(world, **more):
@@ -50,12 +51,12 @@ def limited(**limits):
 
 
 async def admin(world, path="/admin/v1/overview"):
-    async with loopback.client(base_url=world.admin_url, timeout=20) as http:
+    async with loopback.client(base_url=world.admin_url, timeout=PATIENCE_S) as http:
         return (await http.get(path)).json()
 
 
 async def order(world, path, body):
-    async with loopback.client(base_url=world.admin_url, timeout=20) as http:
+    async with loopback.client(base_url=world.admin_url, timeout=PATIENCE_S) as http:
         return await http.post(f"/admin/v1/{path}", json=body)
 
 
@@ -397,7 +398,7 @@ async def test_the_gateway_is_ready_when_all_workers_were():
 
 
 async def page(world, path):
-    async with loopback.client(base_url=world.admin_url, timeout=20) as http:
+    async with loopback.client(base_url=world.admin_url, timeout=PATIENCE_S) as http:
         return (await http.get(path)).text
 
 
