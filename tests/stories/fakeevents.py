@@ -16,8 +16,9 @@ END = b"\xff" * 8
 class Publisher:
     """Publishes what its engine does, unless it is told to lose it; answers replays while it lives."""
 
-    def __init__(self, context, engine=None, *, port=0, replay_port=0, replays=True, most=10_000):
+    def __init__(self, engine=None, *, port=0, replay_port=0, replays=True, most=10_000):
         self.engine = engine or Engine()
+        self._context = context = zmq.asyncio.Context()
         self.replays = 0
         self.is_silent = False
         self._most = most  # of a replay that fit the queue: what is more is dropped, the end too
@@ -48,12 +49,12 @@ class Publisher:
                 await self._replay.send_multipart([client, b"", b"", END, b""])
 
     async def close(self):
+        """End as the process of an engine does: the ports are free then."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        self._publish.close(linger=0)
-        self._replay.close(linger=0)
+        self._context.destroy(linger=0)
 
 
 def bound(context, kind, port):

@@ -12,6 +12,7 @@ from gateway.prefix.mirror import prefix_digests
 from gateway.watch.kvevents import Subscriber
 from gateway.wire.kvsources import Source
 from tests.kvengine import SIZE, Engine
+from tests.ports import free_port
 from tests.stories.fakeevents import Publisher
 from tests.stories.support import story
 
@@ -38,13 +39,11 @@ async def following(publisher, *, replays=True, clock=None):
 
 @contextlib.asynccontextmanager
 async def publisher_of(engine=None, **more):
-    context = zmq.asyncio.Context()
-    publisher = Publisher(context, engine, **more)
+    publisher = Publisher(engine, **more)
     try:
         yield publisher
     finally:
         await publisher.close()
-        context.destroy(linger=0)
 
 
 async def until(condition):
@@ -121,7 +120,8 @@ async def test_a_replay_that_never_answers_is_done_without():
 @story
 @pytest.mark.parametrize("replays", [True, False])
 async def test_another_process_at_the_same_address_has_an_empty_cache(replays):
-    async with publisher_of(replays=replays) as publisher:
+    ports = {"port": free_port(), "replay_port": free_port()}
+    async with publisher_of(replays=replays, **ports) as publisher:
         async with following(publisher, replays=replays) as follower:
             if not replays:
                 await publish_until_seen(publisher, follower)
@@ -130,8 +130,7 @@ async def test_another_process_at_the_same_address_has_an_empty_cache(replays):
             await until(lambda: held(follower, PROMPT) == 3)
             await publisher.close()
             await until(lambda: not follower.knows)
-            again = {"port": publisher.port, "replay_port": publisher.replay_port}
-            async with publisher_of(publisher.engine.restarted(), replays=replays, **again) as second:  # fmt: skip
+            async with publisher_of(publisher.engine.restarted(), replays=replays, **ports) as second:  # fmt: skip
                 if replays:
                     await until(lambda: follower.knows)
                     await second.send(second.engine.read(OTHER))

@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import json
 
-import zmq.asyncio
 from tokenizers import Tokenizer
 
 from gateway.access.salt import salt_for
@@ -25,14 +24,12 @@ PROMPT = "Be kind to trains. " * 20
 
 @contextlib.asynccontextmanager
 async def publishers(count=2):
-    context = zmq.asyncio.Context()
-    made = [Publisher(context, Engine()) for _ in range(count)]
+    made = [Publisher(Engine()) for _ in range(count)]
     try:
         yield made
     finally:
         for each in made:
             await each.close()
-        context.destroy(linger=0)
 
 
 def pools(publishers, folder, **more):  # noqa: F811
