@@ -569,7 +569,8 @@ async def vllm_gateway(world, *words):
     return ran.returncode, " ".join(out.decode().split())
 
 
-@partial(story, seconds=120.0)  # each verb is a process of its own
+@pytest.mark.timeout(180)  # each verb is a process of its own
+@partial(story, seconds=170.0)
 async def test_the_command_line_lists_loads_unloads_and_leaves_it_to_the_settings():
     adapters = [lora("a", replicas=1, pin=["b1"]), lora("bad", "/loras/missing", pin=["b1"])]
     async with gateway(SIM, SIM, pools=pool(adapters, 2, most=2)) as world:

@@ -5,12 +5,15 @@ import functools
 import json
 import subprocess
 
+import pytest
+
 from gateway.sim.server import SimConfig
 from tests import loopback
 from tests.stories.served import PROGRAM, served
 from tests.stories.support import story as story_within
 
-story = functools.partial(story_within, seconds=55.0)  # each verb is a process
+pytestmark = pytest.mark.timeout(180)  # each verb is a process of its own
+story = functools.partial(story_within, seconds=170.0)
 
 
 async def verb(world, *words):
