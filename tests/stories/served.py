@@ -126,6 +126,12 @@ def runs(pid: int) -> bool:
         return False
 
 
+def send(pid: int, number: int) -> None:
+    """Send a signal to a process that may have ended by now: one that is no child of ours leaves at once."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
 @contextlib.asynccontextmanager
 async def served(
     *sims: SimConfig,
@@ -156,11 +162,11 @@ async def served(
             try:
                 for number in (signal.SIGTERM, signal.SIGTERM):
                     for pid in filter(runs, world.pids):
-                        os.kill(pid, number)
+                        send(pid, number)
                     await asyncio.sleep(0.05)
                 await world.until(lambda: not any(map(runs, world.pids)), 10)
             finally:
                 for pid in filter(runs, world.pids):
-                    os.kill(pid, signal.SIGKILL)
+                    send(pid, signal.SIGKILL)
                 for child in world.children:
                     child.wait()
