@@ -13,6 +13,7 @@ import sys
 import time
 import uuid
 from functools import partial
+from pathlib import Path
 
 import pytest
 import uvloop
@@ -80,6 +81,21 @@ class Bench:
             return any(line.startswith("serves") for line in await launcher.new_lines())
 
         await self.until(said, "serving")
+
+    @contextlib.asynccontextmanager
+    async def standing_still(self, server):
+        """Have a server do nothing meanwhile; it may run on for a moment after it was told."""
+        pid = int(server.partition("-")[0])
+
+        async def stopped():
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await self.until(stopped, "standing still")
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
 
 @pytest.fixture
@@ -310,6 +326,8 @@ def test_the_log_of_a_start_has_none_of_those_before_even_where_it_was_rotated(b
         with launcher.log_file.path.open("ab") as log:
             log.write(b"x" * ROTATE_BYTES + b"\nof the start before\n")
         second = await launcher.restart(first, grace_s=GRACE_S, changes=PLAIN)
+        async with bench.standing_still(second):  # what is written as a file is rotated may be lost
+            await launcher.new_lines()
         await bench.serving(launcher)
         path = launcher.log_file.path
         assert "start before" in path.with_name(f"{path.name}.1").read_text()  # it was rotated
