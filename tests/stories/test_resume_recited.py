@@ -746,7 +746,8 @@ def test_one_with_a_budget_for_thinking_goes_on():
     @story
     async def check():
         asked = {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2000}
-        async with gateway(SIM, SIM, access=True) as world:
+        asked["messages"] = [{"role": "user", "content": "say [[sim:tokens=40]]"}]  # of the 2000
+        async with gateway(SIM, SIM) as world:
             whole = await read(world, MESSAGES, **asked)
             told = await read(world, MESSAGES, "reset_after:7", **asked)
             assert anonymous(told) == anonymous(whole)
