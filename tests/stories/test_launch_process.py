@@ -71,6 +71,8 @@ class Bench:
             return found
 
     async def processes(self, count):
+        """Wait until there are so many; one that was started has no words for the moment of its exec."""
+
         async def there():
             return len(self.left()) == count
 
@@ -271,7 +273,7 @@ def test_all_it_left_behind_is_ended_however_it_hid(bench):
         launcher = bench.launcher("--child", "worker", "titled", "away", "blank")
         first = await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
         await bench.serving(launcher)
-        assert len(bench.left()) == 5
+        await bench.processes(5)
         # The server dies, its children live on: they are ended before the next one starts.
         os.kill(int(first.partition("-")[0]), signal.SIGKILL)
         seen = await ended(bench, launcher)
@@ -280,8 +282,8 @@ def test_all_it_left_behind_is_ended_however_it_hid(bench):
         before = set(bench.left())
         second = await launcher.restart(first, grace_s=GRACE_S, changes=PLAIN)
         await bench.serving(launcher)
+        await bench.processes(5)
         assert not before & set(bench.left())
-        assert len(bench.left()) == 5
         await launcher.stop(second, grace_s=GRACE_S)
         assert bench.left() == []
 
@@ -546,7 +548,7 @@ def test_a_server_that_outlived_a_killed_gateway_is_adopted(bench):
         assert await ended(bench, launcher) == Seen(started, Runs.ENDED, exit_code=None)
         second = await launcher.restart(started, grace_s=GRACE_S, changes=PLAIN)
         await bench.serving(launcher)
-        assert len(bench.left()) == 2
+        await bench.processes(2)
         await launcher.stop(second, grace_s=GRACE_S)
         assert bench.left() == []
 
@@ -617,6 +619,7 @@ def test_what_is_left_of_two_starts_whose_record_is_lost_is_ended(bench):
     words = ["-c", "import signal; signal.pause()", bench.token]
     marked = proc.variables(int(started.partition("-")[0])) | {"GATEWAY_START": "before"}
     with subprocess.Popen([sys.executable, *words], env=marked, start_new_session=True):
+        asyncio.run(bench.processes(2))  # it has its marks once it is the program
         bench.record.unlink()
         assert asyncio.run(bench.launcher().look()) == Seen()
     assert bench.left() == []
