@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import json
-from collections import Counter
 from dataclasses import replace
 from functools import partial
+
+import pytest
 
 from gateway.core.events import EventKind
 from gateway.core.types import Phase
@@ -127,33 +128,40 @@ async def test_requests_end_with_the_order_to_restart_their_server():
             await world.serves()
 
 
+@pytest.mark.timeout(100)
 @partial(story, seconds=90.0)
 async def test_a_slow_peer_loses_share_through_its_pace_and_gets_it_back():
-    quick = SimConfig(model="m", decode_step_s=0.01)
+    quick = SimConfig(model="m", decode_step_s=0.02)
     async with gateway(quick, quick) as world:
         engine, usual = world.sims[0].engine, world.sims[0].engine.config
-        backend = world.process.table.get("m/b1")
-        over, went = asyncio.Event(), Counter[str]()
+        backend, other = world.process.table
+        over, ended = asyncio.Event(), list[int]()
 
         async def client() -> None:
             while not over.is_set():
-                reply = await world.chat(max_tokens=40)
-                went[reply.headers["x-gateway-backend"]] += 1
+                ended.append((await world.chat(max_tokens=20)).status_code)
 
         async def share(requests: int) -> float:
-            """Return the first one's part of the next so many."""
-            went.clear()
-            await world.until(lambda: went.total() >= requests, seconds=20.0)
-            return went["m/b1"] / went.total()
+            """Return the first one's part of what both carry, until so many requests have ended."""
+            enough, carried = len(ended) + requests, [0, 0]
+
+            def looked() -> bool:
+                carried[0] += backend.in_flight
+                carried[1] += other.in_flight
+                return len(ended) >= enough
+
+            await world.until(looked, seconds=20.0)
+            return carried[0] / sum(carried)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(12):
                 group.create_task(client())
             assert 0.4 < await share(60) < 0.6
-            engine.config = replace(usual, decode_step_s=0.05)
+            # What a busy machine adds to each step leaves it three times as slow.
+            engine.config = replace(usual, decode_step_s=0.2)
             await world.until(lambda: backend.slowness > 3, seconds=20.0)
-            await share(12)  # those that were under way
-            assert await share(60) < 0.25
+            await share(60)  # those that were under way
+            assert await share(60) < 0.3
             assert backend.phase is Phase.READY
             engine.config = usual
             await world.until(lambda: backend.slowness == 1, seconds=40.0)
