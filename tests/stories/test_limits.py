@@ -291,7 +291,7 @@ def test_what_failed_before_its_first_byte_takes_no_tokens(fault, stream):
 
 @story
 async def test_a_stream_that_failed_when_its_client_had_comments_only_takes_no_tokens():
-    reads_slowly = replace(SIM, speed=1.0, prefill_tokens_per_s=150.0)
+    reads_slowly = replace(SIM, speed=1.0, prefill_tokens_per_s=1.0)  # it comes to no token
     limits, often = KeyLimits(input_tokens_per_minute=1000), "timeouts: {heartbeat: 500ms}"
     async with limited(reads_slowly, limits=limits, extra=often) as (world, ci):
         async with asyncio.TaskGroup() as group:
