@@ -128,7 +128,7 @@ async def process_dies(sim):
 @pytest.mark.parametrize("crash", [engine_dies, process_dies])
 @story
 async def test_a_stream_that_was_only_kept_alive_is_answered_by_another_server(crash, resumable):
-    reads_slowly = replace(FAST, speed=1.0, prefill_tokens_per_s=130.0)
+    reads_slowly = replace(FAST, speed=1.0, prefill_tokens_per_s=1.0)  # it comes to no token
     asked = {"stream": True, "max_tokens": 3, "logprobs": not resumable}
     often = "timeouts: {heartbeat: 500ms}"
     async with gateway(reads_slowly, reads_slowly, extra=often, access=True) as world:
@@ -137,6 +137,8 @@ async def test_a_stream_that_was_only_kept_alive_is_answered_by_another_server(c
             await world.until(lambda: any(each.bytes_out for each in world.process.ingress.live))
             backends = world.process.table.backends("m")
             first = next(n for n, each in enumerate(backends) if each.in_flight)
+            other = world.sims[1 - first].engine
+            other.config = replace(other.config, prefill_tokens_per_s=130.0)
             await crash(world.sims[first])
         reply = sent.result()
         assert reply.text.startswith(": keep-alive")
