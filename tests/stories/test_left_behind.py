@@ -8,13 +8,15 @@ import os
 import signal
 
 import httpx2
+import pytest
 
 from tests import loopback
 from tests.ports import free_port
 from tests.stories.served import PROGRAM, runs, served
 from tests.stories.support import story as story_within
 
-story = functools.partial(story_within, seconds=55.0)
+pytestmark = pytest.mark.timeout(180)
+story = functools.partial(story_within, seconds=170.0)  # processes start, and a machine may be busy
 
 
 def settings(*ports):
