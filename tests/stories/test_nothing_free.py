@@ -79,7 +79,7 @@ async def test_a_test_of_its_engine_that_could_not_be_sent_proves_nothing():
             with nothing_free():
                 assert await observed.test(1.0) is None
             assert await observed.test(1.0) == ""
-    unknown = Backend("m", "b1", "http://no-such-host.invalid:8000")
+    unknown = Backend("m", "b1", "http://no host:8000")  # a name that nobody is asked for
     with contextlib.closing(Pages(unknown)) as pages:
         observed = Observed(unknown, pages, None, SystemClock(), Timing(every_s=0.01))
         assert await observed.test(10.0) is None
