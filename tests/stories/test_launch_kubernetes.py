@@ -10,6 +10,7 @@ import uvloop
 from gateway.launch.kubernetes import KubernetesLauncher
 from gateway.launch.launcher import Changes, LaunchError, Runs, Seen, Superseded
 from tests.stories.fakes import KubeApi, serving, status
+from tests.stories.stubs import free_url
 
 PLAIN = Changes()
 
@@ -363,11 +364,9 @@ def test_an_api_server_that_went_away_is_told(tmp_path, monkeypatch):
     async def story():
         async with cluster(tmp_path, monkeypatch, KubeApi()) as launcher:
             assert await launcher.look() == Seen()
-            async with serving(KubeApi().app, port=0) as server:
-                port = server.servers[0].sockets[0].getsockname()[1]
             text = (tmp_path / "kubeconfig").read_text()
             settings = json.loads(text)
-            settings["clusters"][0]["cluster"]["server"] = f"http://127.0.0.1:{port}"
+            settings["clusters"][0]["cluster"]["server"] = free_url()
             (tmp_path / "kubeconfig").write_text(json.dumps(settings))
             other = KubernetesLauncher("ml/vllm-0")
             with pytest.raises(LaunchError, match="cannot be reached"):
