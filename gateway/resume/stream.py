@@ -138,7 +138,7 @@ class TrailedStream(StreamWatch):
 
     def close(self) -> bytes:
         """Take note that the backend ended its stream in order; return the rest and the ending."""
-        rest, self._partial = self._partial.rstrip(b"\r\n") + b"\n\n", b""  # it may lack its end
+        rest, self._partial = self._partial.rstrip(b"\r\n") + b"\n\n", b""  # it may lack that line
         out = super().feed(self._ours(rest)) if self.cut is None and is_whole(rest) else b""
         return self._unveiled(out + super().close() if self.cut is None else out)
 

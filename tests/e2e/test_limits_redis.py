@@ -56,9 +56,8 @@ class SharedDesk(LimiterDesk):
     def passes(self, seconds):
         before = day_of(self.clock.at)
         super().passes(seconds)
-        for _ in range(
-            2
-        ):  # what was posted is there, and so is a script that the server did not know
+        # What was posted is there then, and so is a script that the server did not know.
+        for _ in range(2):
             self.run(self.link.ask(scripts.HOLDS, ["gw1:x"], []))
         after = day_of(self.clock.at)
         months = month_of(after) - month_of(before)

@@ -343,9 +343,8 @@ async def test_a_key_over_its_limit_is_told_of_whichever_workers_refused_it():
         await workers(world)
         replies = await all_asked(world, until=lambda replies: len(replies) >= 48)
         refused = sum(each.status_code == 429 for each in replies)
-        assert (
-            refused > 40
-        )  # one passes, and one more at each worker that waited for the parent in vain
+        # One passes, and one more at each of the two workers that waited for the parent in vain.
+        assert refused >= len(replies) - 3
         said = f"is over its limit: {refused} requests refused with 429 in 5 min"
         async with asyncio.timeout(30):  # records are posted a moment after their requests ended
             while True:
