@@ -52,9 +52,8 @@ class Connection:
 
     async def send(self, data: bytes, *, leave_after: int | None = None) -> Result:
         """Send a request and read its reply; with `leave_after`, hang up after that many chunks."""
-        closed = (
-            self._reader is None or self._reader.at_eof()
-        )  # by the server, since the last reply
+        # The server may have closed it since the last reply.
+        closed = self._reader is None or self._reader.at_eof()
         if closed or self._writer is None or self._writer.is_closing():
             self.close()
             self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self.port)

@@ -50,9 +50,8 @@ class Outcome:
     end: End = End.UNFINISHED
     reason: str = ""
     retry_after_s: float | None = None
-    wait_s: float | None = (
-        None  # it might wait so long at the gate, where that is known of it alone
-    )
+    # How long it might wait at the gate, where that is known of this request alone.
+    wait_s: float | None = None
 
     @property
     def ttft_s(self) -> float | None:

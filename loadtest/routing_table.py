@@ -20,9 +20,8 @@ SHARED: Final = (
     "restart",
 )
 HITS_BAR: Final = 0.95  # of the best hit rate of all arms, on traces that share prefixes
-_SAME: Final = (
-    1.02  # a p99 that is less than so many times another is no worse: the step of an engine
-)
+# A p99 that is less than so many times another one is no worse: an engine works in steps.
+_SAME: Final = 1.02
 
 Cell = dict[str, Any]
 

@@ -9,9 +9,8 @@ from loadtest.arrivals import Phase, Profile, Shot, merge, plan
 
 LEAD_S: Final = 3.0  # arrivals before the window: the load settles
 TAIL_S: Final = 3.0  # arrivals after it: the last requests of the window are no better off
-LONGEST_S: Final = (
-    30.0  # that a refusal may tell: the surge's last are to come again within the cell
-)
+# The longest Retry-After of a refusal: the last of a surge are to come again within the cell.
+LONGEST_S: Final = 30.0
 SHARERS: Final = 8  # tenants of the fairness scenario
 TIMES: Final = 50.0  # the greedy one sends this many times its share
 TENANTS: Final = ("t1", "t2", "t3", "t4")

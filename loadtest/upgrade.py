@@ -37,9 +37,8 @@ class Seen:
     """What became of all requests."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
-    waits: list[tuple[float, float]] = field(
-        default_factory=list
-    )  # when, and how long, of requests
+    # When requests waited, and how long.
+    waits: list[tuple[float, float]] = field(default_factory=list)
     examples: dict[str, str] = field(default_factory=dict)
 
     def note(self, kind: str, result: Result, failure: BaseException | None = None) -> None:

@@ -68,9 +68,8 @@ class Slot:
         self.unforeseen: Exception | None = None  # what reading the log raises, once
         self.waiting = 0  # looks that waited so
         self.hanging = 0  # looks that wait so now
-        self.lasts: asyncio.Event | None = (
-            None  # a server that is told to stop has stopped once this is set
-        )
+        # A server that is told to stop has stopped once this is set.
+        self.lasts: asyncio.Event | None = None
         self.stays = ""  # why it cannot be stopped
         self.blind = ""  # why it cannot be looked at
         self.running = False

@@ -15,9 +15,8 @@ _given: set[int] = set()
 def free_port() -> int:
     """Return a port on which nothing listens; no other test of this machine gets it, and no connection."""
     while True:
-        port = _FIRST + secrets.randbelow(
-            _COUNT
-        )  # `random` has the same seed in all test processes
+        # `random` has the same seed in all test processes.
+        port = _FIRST + secrets.randbelow(_COUNT)
         if port in _given or not _is_ours(port):
             continue
         try:

@@ -68,9 +68,8 @@ class Place:
     failed: frozenset[str] = NOBODY  # the last load or unload of these failed there
     stuck: frozenset[str] = NOBODY  # the server did not unload these a moment ago
     changing: frozenset[str] = NOBODY  # being loaded or unloaded now
-    barred: Mapping[str, str] = field(
-        default_factory=dict
-    )  # why each of these cannot be loaded now
+    # Why each of these cannot be loaded now.
+    barred: Mapping[str, str] = field(default_factory=dict)
     closed: bool = False  # nothing may be loaded now
     reserve: bool = False  # it gets no requests while others serve
     rested: bool = True  # loads that are not urgent may begin

@@ -262,10 +262,8 @@ def _limited_by(backend: Backend, own: KeyPath, ask: Ask, now: float) -> KeyPath
     if not backend.guarded:
         return fixed
     if in_flight < limit.effective(now):
-        return (
-            "keys",
-            "file",
-        )  # what is left is kept for keys of a higher priority, or calmer tenants
+        # What is left is kept for keys of a higher priority, or calmer tenants.
+        return ("keys", "file")
     if in_flight < limit.value:
         return ("pools", backend.pool, "slow_start")
     return fixed if limit.value == limit.fixed else ("pools", backend.pool, "slo", "ttft")

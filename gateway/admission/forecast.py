@@ -26,9 +26,8 @@ _DRAIN_KEPT_S: Final = 60.0  # while nobody waits: what it was for long is known
 _BELIEVED_RATIO: Final = 0.5
 # Until so many times what is held has ended, a drain is measured some 15 to 25 % too low. Three simulated engines.
 _EARLY_TURNS, _EARLY_RATIO = 1.5, 1.15
-_OVERDUE: Final = (
-    1.5  # times as long as requests stay on average: if none ended for so long, they do no more
-)
+# Times the average stay: if no request ended for so long, the average tells nothing any more.
+_OVERDUE: Final = 1.5
 _DRAIN_LEAST_S: Final = 1.0  # work seen for less than this tells no rate
 _RETRY_LEAST_S: Final = 1.0  # Retry-After has whole seconds
 _RETRY_MOST_S: Final = 30.0  # SDKs ignore waits over a minute; halved, because the rate changes

@@ -62,9 +62,8 @@ class Waiting:
     cost_tokens: int = field(init=False)  # what it will take of a backend; 1 at least
     returned: bool = field(init=False)  # it was refused before, and came again as it was told
     kind: tuple[object, ...] = field(init=False)  # which backends could take it, but for its size
-    alike: tuple[object, ...] = field(
-        init=False
-    )  # those with the same value differ only in size and prompt
+    # Those with the same value differ only in size and prompt.
+    alike: tuple[object, ...] = field(init=False)
     passes: int = field(default=0, init=False)  # later ones that went where it could have gone
     number: int = field(default=-1, init=False)  # order of arrival; -1: it was not queued yet
     order: tuple[bool, int] = field(init=False)  # of its tenant: whether it is fresh, its number

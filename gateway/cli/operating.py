@@ -60,9 +60,8 @@ def drain(  # noqa: PLR0913 - the options of a verb
 
     Exit code 5: it is the last backend that serves its pool.
     """
-    patience_s = option(
-        "--timeout", duration, timeout
-    )  # what is wrong with it is told before the order
+    # Read here, so that a mistake in it is told before anything is ordered.
+    patience_s = option("--timeout", duration, timeout)
     order = {"reason": reason, "dry_run": dry_run, "force": force}
     give_order(server, token, f"{backend}:drain", order, output)
     if wait and not dry_run:

@@ -21,9 +21,8 @@ _FRESH_LINES: Final = 2000
 _LINE_BYTES: Final = 8 * 1024  # longer lines are cut
 _READ_BYTES: Final = 1024 * 1024
 _UNREAD_BYTES: Final = _FRESH_LINES * _LINE_BYTES  # no more lines than that are kept
-_BREAK: Final = re.compile(
-    rb"[\r\n]+"
-)  # progress bars end their lines with \r: each is a sign of life
+# Progress bars end their lines with \r: each is a sign of life.
+_BREAK: Final = re.compile(rb"[\r\n]+")
 
 
 class LogFile:

@@ -63,10 +63,8 @@ class SystemdUnit:
         async with self._talking():
             now = asyncio.get_running_loop().time()
             if self._stale or now - self._read_at > max_age_s:
-                self._stale, self._read_at = (
-                    False,
-                    now,
-                )  # what changes meanwhile makes it stale again
+                # What changes meanwhile makes it stale again.
+                self._stale, self._read_at = False, now
                 try:
                     self._shown = await self._read()
                 except BaseException:

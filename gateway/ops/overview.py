@@ -85,9 +85,8 @@ class BackendOverview(TypedDict):
     version: str | None
     window_tokens: int | None
     models: list[str]  # adapters included
-    base_model: (
-        str | None
-    )  # by what name it serves the pool's model; null: it does not, or is not known yet
+    # By what name it serves the pool's model; null: it does not, or is not known yet.
+    base_model: str | None
     adapters_kept_back: dict[str, str]  # adapters that it cannot serve now, and why: an `Exclusion`
     kv_events: KvEventsOverview | None  # null: not in a pool with `prefix: precise`
     gpus: list[GpuOverview]  # those that it may use; empty: not launched here, or nobody can tell

@@ -53,9 +53,8 @@ class Pulse:
 
     heard_at: float = -math.inf  # a byte of a reply
     stepped_at: float = -math.inf  # a scrape that shows a step
-    held_up_at: float = (
-        math.inf
-    )  # the last scrape after which not all requests had run in each step
+    # The last scrape after which not all requests had run in each step.
+    held_up_at: float = math.inf
     # Tokens that each request got which stayed in its engine, while nothing waited there.
     each_wrote_tokens: float = 0.0
     sees_steps: bool = False  # its metrics are fresh

@@ -52,9 +52,8 @@ _FORGOTTEN_S: Final = 600.0  # the quickest first token counts as twice as slow 
 _SCRAPES: Final = 64  # whose counts are kept: what took longer tells nothing
 _MEASURED: Final = 1024  # that wait for a scrape: the first of many, which count at the next one
 _MEAN_OF: Final = 10  # scrapes
-_STEPS: Final = (
-    2  # that a prompt takes to its first token: the one under way, and the one that reads it
-)
+# Steps of the engine until a prompt has its first token: the one under way, and the one that reads it.
+_STEPS: Final = 2
 _STREAMS: Final = 8  # that ended last; the quickest of them was held up by its client least
 
 

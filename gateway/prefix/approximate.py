@@ -28,10 +28,8 @@ UNKNOWN_CAPACITY_TOKENS: Final = 250_000  # an 8B model on a GPU of 48 GiB
 MOST_KEYS: Final = 1 << 15  # in either set; each takes about 75 bytes
 
 _MEMORY_TOKENS: Final = 100_000  # expected to be cached; what was before them weighs 1/e
-_TELLING, _TELLING_TOKENS = (
-    5,
-    4_000,
-)  # prompts, and what is expected of them, that are compared at a time
+# So many prompts, and cached tokens expected of them, are compared with what was read at a time.
+_TELLING, _TELLING_TOKENS = 5, 4_000
 _RESET_RATIO: Final = 0.1  # if less of what was expected is found, the cache was reset
 # A prompt that nobody counted is taken for a token in four bytes. Text with many escapes has fewer of them, so what
 # is found is compared with what was expected in the engine's tokens.
@@ -73,9 +71,8 @@ class ApproximateIndex:
         # Of prompts that were not compared yet: how many, what was expected of them, and what was found.
         self._prompts = self._expected_tokens = 0
         self._found_tokens = 0.0
-        self._lately_tokens: int | None = (
-            None  # expected since the last scrape; None: nothing was read
-        )
+        # Expected since the last scrape; None: nothing was read.
+        self._lately_tokens: int | None = None
         self._scale = 1.0  # tokens that prompts have, for each that they were taken for
         self._sure = True  # the engine finds no more cached than we know of
         self._told = False  # replies report cached tokens, so the counter is not needed

@@ -28,9 +28,8 @@ _TOKEN_BYTES: Final = 4
 # Layers with these kinds of attention cache a whole prefix. The others cache a window of it, and their
 # blocks come in separate events. Source: vLLM 0.32 `v1/kv_cache_interface.py`.
 _WHOLE: Final = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
-_HERE: Final = frozenset(
-    {None, "GPU"}
-)  # not in CPU memory or on disk, from where it must be loaded first
+# Not in CPU memory or on disk: from there it must be loaded first.
+_HERE: Final = frozenset({None, "GPU"})
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 
 

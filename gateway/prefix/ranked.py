@@ -13,9 +13,8 @@ from gateway.core.prefix import HasPrefixIndex, KvEvents, Prefix, PrefixIndex, S
 from gateway.prefix.approximate import ApproximateIndex
 from gateway.prefix.precise import PreciseIndex
 
-_OUTPUT: Final = (
-    10  # an output token takes as long as ten of a prompt, until a pool has shown its pace
-)
+# An output token takes as long as ten of a prompt, until a pool has shown its pace.
+_OUTPUT: Final = 10
 _FOREIGN_TOKENS: Final = 256 * _OUTPUT  # for one request of another client of the server
 
 

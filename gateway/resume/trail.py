@@ -194,9 +194,8 @@ class Trail(Sight):
         told = self.tell(chunk)
         if told is None:
             told = b"".join(self.tell_several(chunk))
-        return (
-            told.partition(b"\r\n")[2][:-2] or None
-        )  # not `inside`: it may be longer than 4 KiB now
+        # Not `inside`: it may be longer than 4 KiB now.
+        return told.partition(b"\r\n")[2][:-2] or None
 
     def _take_prompt(self, frame: bytes) -> bytes:
         before, mark, rest = frame.partition(_PROMPT_IDS)

@@ -42,9 +42,8 @@ class Patience:
     client_write_s: float
 
 
-ENDLESS: Final = Patience(
-    math.inf, math.inf, math.inf, math.inf
-)  # who waits has a deadline of its own
+# For a caller that has a deadline of its own.
+ENDLESS: Final = Patience(math.inf, math.inf, math.inf, math.inf)
 
 
 def _never(since: float, now: float) -> bool:

@@ -50,9 +50,8 @@ _INNERMOST: Final = 12  # lines above the error
 
 _SIGKILL: Final = frozenset({-9, 137})
 _ENDED: Final = frozenset({-15, 143, -2, 130})  # SIGTERM, SIGINT
-_CRASHED: Final = frozenset(
-    {-11, 139, -6, 134, -7, 135, -4, 132}
-)  # SIGSEGV, SIGABRT, SIGBUS, SIGILL
+# SIGSEGV, SIGABRT, SIGBUS, SIGILL.
+_CRASHED: Final = frozenset({-11, 139, -6, 134, -7, 135, -4, 132})
 _USAGE: Final = 2  # argparse
 
 _UP: Final = tuple(

@@ -163,9 +163,8 @@ async def test_one_key_cannot_hold_what_others_need():
         async with contextlib.AsyncExitStack() as stack:
             _, holds = await unfinished(world, stack, world.key)
             await world.until(holds)
-            _, holds = await unfinished(
-                world, stack, world.key
-            )  # waits: it is over the key's share
+            # Waits: it is over the key's share.
+            _, holds = await unfinished(world, stack, world.key)
             await asyncio.sleep(0)
             theirs = await stack.enter_async_context(raw(world))
             assert (await post(theirs, CHAT, padded(500_000), other)).status == 200

@@ -10,9 +10,8 @@ from gateway.ingress.reader import ClientLimits
 from gateway.ingress.server import GatewayProtocol, Ingress
 from gateway.upstream.connection import Connection
 
-MOST_SHARED = (
-    30  # attributes of a dict whose keys are shared; `SHARED_KEYS_MAX_SIZE` of dictobject.c
-)
+# Attributes of a dict whose keys are shared: `SHARED_KEYS_MAX_SIZE` of dictobject.c.
+MOST_SHARED = 30
 
 
 def attributes(made) -> int:

@@ -577,10 +577,8 @@ async def test_an_earlier_moment_is_judged_by_what_was_told_then():
             await seen.page.get_by_label("Rewind").press("ArrowLeft")
             await seen.until("Pool m fails most requests", f"{BAD}:has-text('at ')")
             states = await seen.texts(".pools td:nth-child(2) .state > :last-child")
-            assert (states[0], "down" in states[1:]) == (
-                "down",
-                False,
-            )  # backends answer their probes
+            # Backends answer their probes.
+            assert (states[0], "down" in states[1:]) == ("down", False)
 
 
 @story

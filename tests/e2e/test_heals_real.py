@@ -399,9 +399,8 @@ class TestFleet:
         site.until(
             lambda: "started" in news("tiny/b1"), PATIENCE_S, "tiny/b1 is adopted and serves"
         )
-        assert site.backend("tiny/b2")["phase"] == "starting", (
-            site.story()
-        )  # its old server gets nothing
+        # Its old server gets nothing.
+        assert site.backend("tiny/b2")["phase"] == "starting", site.story()
         assert site.launched("tiny--b1")["pid"] == before["tiny--b1"]
         assert processes_of(site.state, "tiny--b1") == engines["tiny--b1"]
         assert news("tiny/b1") == ["started"], site.story()

@@ -300,9 +300,8 @@ async def test_the_verbs_wait_for_a_redis_that_is_far_away(tmp_path):
             pools = "pools: {m: {backends: ['http://127.0.0.1:1']}}"
             file.write_text(f"redis: {url}\nkeys: {{shared: true}}\n{pools}\n")
             told = await program("keys", "create", "ci", "-c", str(file))
-            made = re.search(
-                r"^gw_(\w{8})_", told, re.MULTILINE
-            )  # beside a word on the other stream
+            # Beside a word on the other stream.
+            made = re.search(r"^gw_(\w{8})_", told, re.MULTILINE)
             assert made, told
             assert made[1] in await program("keys", "list", "-c", str(file))
 

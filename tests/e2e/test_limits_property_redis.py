@@ -157,9 +157,10 @@ class Replicas(RuleBasedStateMachine):
         found = [self.runner.run(fresh.limiter.take(self.plans["a"], amounts())) for _ in range(4)]
         let = sum(isinstance(each, Taken) for each in found)
         assert let <= OWN.concurrent_requests
+        # What the dead held is free.
         assert let == OWN.concurrent_requests or not all(
             isinstance(each, Taken | Refused) for each in found
-        )  # what the dead held is free
+        )
         self.runner.run(fresh.store.close())
         self.runner.close()
 

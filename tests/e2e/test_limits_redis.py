@@ -153,9 +153,8 @@ async def test_three_replicas_under_load_let_through_what_the_limit_says_within_
     with redis_server() as server:
         seconds, microseconds = server.ask("TIME")
         began_ms = int(seconds) * 1000 + int(microseconds) // 1000
-        server.ask(
-            "HSET", "gw1:{t:t}:key:k", "0m", f"{began_ms} {60 * rate}"
-        )  # the minute is used up
+        # The minute is used up.
+        server.ask("HSET", "gw1:{t:t}:key:k", "0m", f"{began_ms} {60 * rate}")
 
         async def caller(limiter, plan):
             while True:

@@ -18,9 +18,8 @@ from tests.e2e.resuming import (
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-TOKENS = (
-    150  # so many that a stream has enough frames where a slow engine puts ten tokens into each
-)
+# So many that a stream has enough frames, though a slow engine puts ten tokens into each.
+TOKENS = 150
 HELD_AFTER = 12  # frames
 BEGINS_A_CALL = 31  # the token `<`: the parser holds it back, until the next one makes it no mark
 # Without the bias in them, the logarithms would not tell where the model is undecided.

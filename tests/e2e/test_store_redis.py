@@ -339,9 +339,8 @@ def test_a_server_that_hangs_costs_a_call_its_budget_and_soon_nothing():
             with pytest.raises(StoreUnavailable):
                 await store.holds()
             times.append(asyncio.get_running_loop().time() - began)
-        assert (
-            len(times) <= 4
-        )  # three that fail, and one that was given up just before the third did
+        # Three that fail, and one that was given up just before the third did.
+        assert len(times) <= 4
         assert min(times) < 2 * BUDGET_S  # a busy machine may wake one up late
         assert store.trouble
         server.signal(signal.SIGCONT)

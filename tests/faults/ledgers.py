@@ -40,9 +40,8 @@ class ClientLine(msgspec.Struct, frozen=True, kw_only=True):
     whole: str = ""  # the text that a whole reply to this prompt has
     finish: str | None = None
     done: bool = False  # a stream's last event came
-    error: dict[str, Any] | None = (
-        None  # the body of a reply that is an error, or the error in a stream
-    )
+    # The body of a reply that is an error, or the error in a stream.
+    error: dict[str, Any] | None = None
     retry_after: bool = False
     tenant: str = ""
 

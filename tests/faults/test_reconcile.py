@@ -268,7 +268,6 @@ def test_ledgers_are_files_of_lines(tmp_path):
 def test_of_an_access_log_only_requests_are_read(tmp_path):
     path = tmp_path / "log"
     line = msgspec.to_builtins(logged()) | {"endpoint": "chat", "tenant": None}
-    path.write_bytes(
-        b'{"event":"backend_ready"}\n' + msgspec.json.encode(line) + b"\n"
-    )  # as the gateway writes it
+    # As the gateway writes it.
+    path.write_bytes(b'{"event":"backend_ready"}\n' + msgspec.json.encode(line) + b"\n")
     assert ledgers.read(path, GatewayLine) == [logged()]

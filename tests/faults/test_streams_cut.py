@@ -55,9 +55,8 @@ def test_a_stream_cut_at_any_byte_goes_on_elsewhere_or_tells(ending, measured):
             await run.reconciled()
             ends = [line.end.value for line in run.caller.lines]
             went_on = sum(line["resumed"] for line in run.world.access_lines())
-            assert (
-                went_on >= 5
-            )  # of about 25: half meet the proxy, two thirds of these in the reply
+            # Of about 25: half meet the proxy, two thirds of these in the reply.
+            assert went_on >= 5
             measured(
                 f"{len(ends)} requests: "
                 + ", ".join(f"{ends.count(e)} {e}" for e in sorted({*ends}))

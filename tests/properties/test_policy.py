@@ -431,9 +431,10 @@ class World:
                 watcher.row = 0
             bad = not truth.runs or truth.ill in ("failing", "muddled", "frozen", "dead")
             watched = truth.seen and not (truth.asleep or truth.held or truth.starts_until)
+            # Of a replica that led before, too: what it stops is no evidence to it.
             in_hand = any(
                 isinstance(units[truth.id].state, Draining | Replacing) for units in self.replicas
-            )  # of a replica that led before, too: what it stops is no evidence to it
+            )
             if bad and watched and watcher.good and not in_hand:
                 watcher.bad_at = self.now
             watcher.good = self.serves(truth) and not bad

@@ -71,9 +71,8 @@ class Plain:
         return await self.answer(request, "text_completion")
 
     async def answer(self, request: Request, kind: str) -> Response:
-        uuid.UUID(
-            request.headers.get("x-request-id", str(uuid.uuid4()))
-        )  # as llama-cpp-python does
+        # As llama-cpp-python does.
+        uuid.UUID(request.headers.get("x-request-id", str(uuid.uuid4())))
         body = await request.json()
         self.bodies.append(body)
         if self.refuse is not None:

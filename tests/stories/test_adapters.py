@@ -358,9 +358,8 @@ async def test_an_operators_order_beats_placement_and_outlives_the_gateway():
             return next(each.detail for each in adapters.statuses() if each.backend_id == "m/b1")
 
         told = "an operator unloaded it there: it answers nonsense"
-        await world.until(
-            lambda: detail() == told
-        )  # the unloading is not over as soon as it is seen
+        # The unloading is not over as soon as it is seen.
+        await world.until(lambda: detail() == told)
         again = Memory(world.process.config.state)
         assert not again.orders("m/b1")["a"].keep
         assert again.orders("m/b2")["a"].keep

@@ -223,9 +223,8 @@ def test_where_nobody_tells_token_ids_it_goes_on_as_if_nobody_had_been_asked(pat
             told = await drained(world, path)
             assert anonymous(told) == anonymous(whole)
             assert last(world) == STAYED
-            paused_s = (
-                2 ** (len(asked_of(world)) - 1) - 1
-            )  # 1 s before the second, 2 s before the third
+            # 1 s before the second, 2 s before the third.
+            paused_s = 2 ** (len(asked_of(world)) - 1) - 1
             assert paused_s <= time.monotonic() - began
 
     check()

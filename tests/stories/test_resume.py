@@ -542,9 +542,8 @@ def test_where_the_pool_says_so_it_goes_on_by_its_text(path, cut):
     @story
     async def check():
         async with gateway(SIM, SIM, pool={"resume": "text"}, access=True) as world:
-            more = (
-                {"prompt": "tell me!"} if path == PATHS[1] else {}
-            )  # the seam is between two tokens
+            # The seam is between two tokens.
+            more = {"prompt": "tell me!"} if path == PATHS[1] else {}
             whole = await read(world, path, **more)
             resumed = await read(world, path, cut, **more)
             assert anonymous(resumed) == anonymous(whole)

@@ -214,6 +214,5 @@ def test_thousands_of_adapters_are_planned_in_a_moment():
     places = [place(f"b{each}", room, held) for each, held in enumerate(shares)]
     before = time.process_time()
     assert plan(wanted, places) == []
-    assert (
-        time.process_time() - before < 1.0
-    )  # 0.1 s; to look for the least used for each of them takes 3 s
+    # 0.1 s; to look for the least used for each of them takes 3 s.
+    assert time.process_time() - before < 1.0

@@ -850,9 +850,8 @@ def test_a_character_that_a_terminal_cannot_write_is_no_failure(tmp_path, encodi
     ],
 )
 def test_an_option_that_is_wrong_is_told_before_anything_is_ordered(run, words, told):
-    code, out, err = run(
-        *words, "--server", "http://127.0.0.1:1"
-    )  # where nobody could take an order
+    # Where nobody could take an order.
+    code, out, err = run(*words, "--server", "http://127.0.0.1:1")
     assert (code, out) == (2, "")
     assert told in err
 

@@ -304,9 +304,8 @@ def test_ids_that_are_too_many_for_the_smallest_window_are_judged_by_the_largest
 def test_the_largest_window_is_held_here_where_the_pool_caps_it():
     route = windows(1000, 1000, 3000, 4000)
     answer = settle(call(text_bytes=9000), 2000, route=route, caller=CALLER, policy=REJECT)
-    assert answer == Demand(
-        2000, True, 1000
-    )  # an output that is not stated has what the cap leaves
+    # An output that is not stated has what the cap leaves.
+    assert answer == Demand(2000, True, 1000)
 
 
 # --- the caller's own limits ----------------------------------------------------------------------

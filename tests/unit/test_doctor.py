@@ -347,9 +347,8 @@ def test_what_a_file_includes_and_cannot_be_read_is_a_note(tmp_path):
         " what it sets is not known"
     )  # fmt: skip
     assert found["proxy_pass"]["verdict"] == "note"
-    main.write_text(
-        printed("", SHIPPED, "include gone;")
-    )  # what nginx printed elsewhere has it all
+    # What nginx printed elsewhere has it all.
+    main.write_text(printed("", SHIPPED, "include gone;"))
     _, found = diagnosed(tmp_path, "--nginx", main)
     assert not {"nginx", "proxy_pass"} & {*found}
 

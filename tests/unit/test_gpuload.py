@@ -48,9 +48,8 @@ class Nvml:
 
     def __init__(self, *used_gib, broken=(), no_rates=(), parts=None):
         self.used_gib, self.broken, self.no_rates = used_gib, broken, no_rates
-        self.parts = (
-            parts or {}
-        )  # of GPUs in parts (MIG), by the GPU: those that there are, by their numbers
+        # Of GPUs in parts (MIG), by the GPU: those that there are, by their numbers.
+        self.parts = parts or {}
         self.threads = []
         self.answers = threading.Event()
         self.answers.set()

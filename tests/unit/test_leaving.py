@@ -46,9 +46,8 @@ def test_what_was_said_counts_once_however_often_a_stream_moved(moves):
             watch.feed(frame("a", [token]))
             ids.append(token)
     assert Leaving(gate, PoolTable(CLOCK), CLOCK).leaves(ask, watch, DRAINED, 0) is None
-    said = 2 * (moves + 1) + (
-        moves == 0
-    )  # the first backend's frame with the role is an event, too
+    # The first backend's frame with the role is an event, too.
+    said = 2 * (moves + 1) + (moves == 0)
     assert gate.asked == [Demand(3 + said, exact=True, max_new_tokens=20 - said)]
 
 

@@ -284,20 +284,17 @@ def test_a_first_token_that_does_not_tell_when_its_prompts_were_read_says_nothin
 def test_what_is_unread_is_an_obstacle_but_for_the_highest_of_several_classes(table):
     backend = table.get("m/b1")
     slot = table.take("m/b1", 100.0, Need(20_000, 10, streams=True))
-    assert (
-        backend.obstacle(Need(1, 0), 100.0, 0, 5, to_read=20_000) is None
-    )  # nobody knows how fast
+    # Nobody knows how fast.
+    assert backend.obstacle(Need(1, 0), 100.0, 0, 5, to_read=20_000) is None
     table.first_token(slot, 101.0)
     assert backend.obstacle(Need(1, 0), 101.0, 0, 5, to_read=20_000) is None
     table.take("m/b1", 101.0, Need(900, 10, streams=True))
     for classes in ((0, 5), (0, None)):
-        assert (
-            backend.obstacle(Need(1, 0), 101.0, *classes, to_read=100) is None
-        )  # 20,000/s: 1,000 in 50 ms
+        # 20,000/s: 1,000 in 50 ms.
+        assert backend.obstacle(Need(1, 0), 101.0, *classes, to_read=100) is None
         assert backend.obstacle(Need(1, 0), 101.0, *classes, to_read=101) is Exclusion.READING
-        assert (
-            backend.obstacle(Need(900, 0), 101.0, *classes, to_read=100) is None
-        )  # its output is not read
+        # Its output is not read.
+        assert backend.obstacle(Need(900, 0), 101.0, *classes, to_read=100) is None
     assert backend.obstacle(Need(1, 0), 101.0, 5, 5, to_read=101) is None
 
 
