@@ -1,9 +1,9 @@
 """When a stream leaves a backend that still works: as soon as another one has a place for its rest.
 
     drained    the operator or a planned restart wants the backend to be empty
-    lost       the engine writes others, and has forgotten this one: it has been silent for longer than a stream may
-               be, and in all that time nothing waited there and nothing was preempted, so each stream got a token
-               in each step. What a parser may hold back is never thought lost.
+    lost       the engine writes others, and has forgotten this one: for longer than a stream may be silent it got
+               nothing, while nothing waited there and nothing was preempted, so each stream got a token in each
+               step. What a parser may hold back is never thought lost.
 
 The place is taken before the stream is cut, so nobody waits in between, and what finds none goes on
 where it is. A restart that has waited for `supervision.drain` ends what is left, which then goes on as
@@ -68,12 +68,12 @@ class Leaving:
         return self._gate.chance(self._rest(ask, stream, backend)) is Chance.NOW
 
     def _lost(self, silence: Silence, stream: TrailedStream, backend: Backend) -> bool:
-        now, since = self._clock.now(), silence.open_at
+        # Since then it got nothing, and all that its engine runs got a token in each step.
+        now, since = self._clock.now(), max(silence.open_at, backend.pulse.held_up_at)
         if now - since < silence.patience.stall_s:
             return False
         shows_each_token = isinstance(stream.trail, Trail) and not stream.trail.parsed
-        all_ran = backend.pulse.held_up_at < since
-        return shows_each_token and all_ran and backend.works(since, now)
+        return shows_each_token and backend.works(since, now)
 
     def _drained(self, backend: Backend, after_s: float) -> bool:
         since_s = self._clock.now() - backend.health.since

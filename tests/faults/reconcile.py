@@ -133,12 +133,15 @@ def _attempts(evidence: Evidence) -> Iterator[str]:
     retries: list[EngineLine] = []
     for nonce, attempts in _by_nonce(evidence.engine).items():
         anew = sorted((each for each in attempts if not each.begun), key=lambda each: each.at)
-        if len(anew) > MOST_ATTEMPTS or len(attempts) > MOST_ATTEMPTS + MOST_RESUMED:
-            yield f"{nonce} was at engines {len(attempts)} times, {len(anew)} of them from the beginning"
+        # One that refuses gives nothing, and does not look what the prompt holds already: behind one
+        # that gave some it was asked for the rest.
+        given = [each for each in anew if each.emitted]
+        rests = [each for each in anew if not each.emitted and given and each.at > given[0].at]
+        first = len(anew) - len(rests)
+        if first > MOST_ATTEMPTS or len(attempts) > MOST_ATTEMPTS + MOST_RESUMED:
+            yield f"{nonce} was at engines {len(attempts)} times, {first} of them from the beginning"
         client = clients.get(nonce)
         text_at = client.first_text_at if client is not None else None
-        # One that refuses gives nothing, and does not look what the prompt holds already.
-        given = [each for each in anew if each.emitted]
         if text_at is not None and any(each.at > text_at for each in given):
             yield f"{nonce} began anew at an engine after its client had text"
         retries += [again for before, again in pairwise(anew) if not before.died]

@@ -63,6 +63,12 @@ HONEST = {
         gateways=[logged(attempts=2, resumed=1)],
         engines=[engine(emitted=3, ended_at=0.4), engine(engine="e2", at=0.5, begun=2, emitted=3)],
     ),
+    "one whose rest was refused until nobody could go on": evidence(
+        [client(**CUT)],
+        [logged(**BROKEN | {"attempts": 5, "resumed": 3})],
+        [engine(emitted=2)]
+        + [engine(engine="e2", at=at, ended_at=at, emitted=0) for at in (0.2, 0.3, 0.4, 0.5)],
+    ),
     "a refusal": evidence([client(**REFUSED)], [logged(**SHED)], []),
     "a stream that was cut and told so": evidence(
         [client(**CUT)], [logged(**BROKEN)], [engine(emitted=2)]
@@ -134,6 +140,9 @@ FORGED = {
     "too many attempts": (3, evidence(gateways=[logged(attempts=4, stream=False)])),
     "went on too often": (3, evidence(gateways=[logged(attempts=5, resumed=4)])),
     "at engines too often": (3, evidence(engines=[engine(at=0.01 * n, ended_at=0.01 * n) for n in range(4)])),
+    "refused too often": (
+        3, evidence(engines=[engine(at=0.01 * n, ended_at=0.01 * n, emitted=n // 3) for n in range(4)]),
+    ),
     "began anew after the first text": (3, evidence(engines=[engine(), engine(engine="e2", at=0.2)])),
     "a storm of retries": (
         3,

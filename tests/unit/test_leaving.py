@@ -81,6 +81,11 @@ def test_a_stream_that_is_silent_while_all_others_are_written_leaves():
     assert leaves()
 
 
+def test_one_that_may_have_waited_leaves_as_late_after_nothing_waits_any_more():
+    assert not leaves(quiet_s=300.0, kept_waiting_s=STALL_S - 0.5)
+    assert leaves(quiet_s=300.0, kept_waiting_s=STALL_S)
+
+
 @pytest.mark.parametrize(
     "otherwise",
     [
