@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.config.models import BackendConfig
+from gateway.config.models import BackendConfig, Config
 from gateway.heal.statefile import digest, read_state, write_state
 from gateway.pools.table import Backend
 from gateway.watch.adapters import held_by
@@ -54,8 +54,23 @@ class HeldAdapters:
             self._kept.pop(backend.id, None)
             if seen:
                 self._kept[backend.id] = Held(_digest(config), seen)
-            write_state(self.folder / FILE, self._kept, "which adapters servers hold")
+            self._save()
         return seen
+
+    def follow(self, config: Config) -> None:
+        """Forget servers that are no longer configured so."""
+        bases = {
+            f"{pool}/{backend.name}": _digest(backend)
+            for pool, settings in config.pools.items()
+            for backend in settings.backends
+        }
+        kept = {each: held for each, held in self._kept.items() if held.base == bases.get(each)}
+        if len(kept) < len(self._kept):
+            self._kept = kept
+            self._save()
+
+    def _save(self) -> None:
+        write_state(self.folder / FILE, self._kept, "which adapters servers hold")
 
 
 def _digest(config: BackendConfig) -> str:

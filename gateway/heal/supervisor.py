@@ -121,7 +121,7 @@ class Supervisor:
         for gone in before.keys() - self.units.keys():
             self.history = self.history.clear(gone)
         self._follow_intent()
-        self._drop_overrides()
+        self._drop_former()
 
     def _follow_intent(self) -> None:
         """Take out what operators drained, here or before this gateway began."""
@@ -131,7 +131,8 @@ class Supervisor:
         for unit in self.units.values():
             unit.suspended = self.intent.has(Mark.SUSPENDED, unit.id)
 
-    def _drop_overrides(self) -> None:
+    def _drop_former(self) -> None:
+        self.fleet.shared.held.follow(self._config)
         for backend_id, gone in self.overrides.follow(self._config).items():
             told = f"{gone.told()} was removed together with the `launch` settings that needed it"
             self.events.note(self.clock, EventKind.REMEDY, backend_id, "dropped", told)
@@ -160,11 +161,10 @@ class Supervisor:
         """
         self.in_charge = True
         self.fleet.take_charge(self._config.state)
-        self._drop_overrides()  # the configuration may have changed while no gateway ran
+        self._drop_former()  # the configuration may have changed while no gateway ran
         try:
             async with asyncio.TaskGroup() as group:
-                turn = partial(self.turn, group)
-                every_s = self._timing.every_s
+                turn, every_s = partial(self.turn, group), self._timing.every_s
                 await periodic(turn, every_s=every_s, name="supervisor", jitter_ratio=0.0)
         finally:
             for unit in self.units.values():

@@ -86,9 +86,9 @@ async def test_a_managed_one_is_not_stopped_at_the_end():
 WITH_LORA = {"enable-lora": True, "max-cpu-loras": 4}
 
 
-async def load(world, name, path):
+async def load(world, name, path, backend_id="m/b1"):
     body = {"lora_name": name, "lora_path": path}
-    url = f"http://127.0.0.1:{world.slot().port}/v1/load_lora_adapter"
+    url = f"http://127.0.0.1:{world.slot(backend_id).port}/v1/load_lora_adapter"
     async with loopback.client() as http:
         assert (await http.post(url, json=body)).status_code == 200
 
@@ -181,6 +181,31 @@ def test_an_adapter_that_somebody_loaded_is_there_again_after_a_restart_of_the_g
                 assert world.slot().sim.state.adapters == {"sql": "/adapters/sql-7"}
 
     there_again()
+
+
+@pytest.mark.parametrize("while_it_runs", [True, False], ids=["a reload", "a restart"])
+def test_of_servers_that_are_configured_no_more_no_adapters_are_kept(tmp_path, while_it_runs):
+    held_file = tmp_path / "state" / "held.json"
+
+    def kept():
+        return json.loads(held_file.read_text())
+
+    @story
+    async def are_forgotten():
+        async with machine() as on:
+            b1, b2 = (launched(on[each], args=WITH_LORA) for each in ("m/b1", "m/b2"))
+            async with fleet(on, b1, b2, folder=tmp_path) as world:
+                for each in ("m/b1", "m/b2"):
+                    await load(world, "sql", "/adapters/sql-7", each)
+                await world.until(lambda: held_file.exists() and len(kept()) == 2)
+                if while_it_runs:
+                    world.settings["pools"]["m"]["backends"].remove(b2)
+                    await world.reload()
+                    assert [*kept()] == ["m/b1"]
+            async with fleet(on, b1, folder=tmp_path):
+                assert "m/b2" not in kept()
+
+    are_forgotten()
 
 
 @story
