@@ -69,6 +69,8 @@ def _client_of(url: str, connect_s: float, reply_s: float) -> Client:
     # Sentinels have users of their own, as a rule none; TLS they share with the servers.
     credentials = ("username", "password", "decode_responses")
     own = {key: value for key, value in options.items() if key not in credentials}
+    # Of several, the first may be gone with its machine: there is time left to ask the others.
+    own |= dict.fromkeys(("socket_connect_timeout", "socket_timeout"), connect_s / (len(hosts) + 1))
     sentinel = Sentinel(hosts, sentinel_kwargs=own, **options)  # type: ignore[no-untyped-call]
     return _quick(sentinel.master_for(name, redis_class=_Master, db=db))
 

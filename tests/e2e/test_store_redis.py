@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 import signal
+import socket
 import subprocess
 import time
 
@@ -291,6 +292,36 @@ def test_a_cluster_and_a_sentinel_lead_to_their_servers():
             url = f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel.port}"
             assert works(f"{url}/mymaster") == ""
             assert works(f"{url}/other") == "no Sentinel knows a master of that name"
+
+
+@contextlib.contextmanager
+def gone():
+    """The port of a machine that is off: whoever connects gets no answer at all."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):  # its queue is full
+            waits = stack.enter_context(socket.socket())
+            waits.setblocking(False)
+            waits.connect_ex(listener.getsockname())
+        yield listener.getsockname()[1]
+
+
+def test_a_sentinel_whose_machine_is_off_leaves_time_to_ask_the_next():
+    async def story(master):
+        with redis_server() as other, gone() as port:
+            conf = other.folder / "sentinel.conf"
+            conf.write_text(f"sentinel monitor mymaster 127.0.0.1 {master.port} 1\n")
+            with redis_server(str(conf), "--sentinel") as sentinel:
+                hosts = f"127.0.0.1:{port},127.0.0.1:{sentinel.port}"
+                store = redis_store(f"redis+sentinel://{hosts}/mymaster", SystemClock())
+                async with asyncio.timeout(30):
+                    while not await held(store, "x"):
+                        await asyncio.sleep(0.1)
+                await store.close()
+
+    timed(story)
 
 
 # --- faults ---------------------------------------------------------------------------------------
