@@ -34,7 +34,7 @@ class PatientLink(Link):
 def patient_store(url, clock, link=PatientLink):
     """Return the store at a URL, which waits longer for each reply than a gateway does."""
     client = client_of(url, connect_s=PATIENCE_S, reply_s=PATIENCE_S)
-    return RedisStore(link(client, clock, budget_s=PATIENCE_S), clock)
+    return RedisStore(link(client, clock, budget_s=PATIENCE_S, listens_s=PATIENCE_S), clock)
 
 
 async def connected(client):

@@ -5,8 +5,9 @@
 Only the owner touches the connection. So whoever asks may be cancelled or give up at any moment, and no
 reply ever reaches another than who asked for it: what is interrupted in the middle closes the connection.
 
-Who asks waits `BUDGET_S` at most. After `_FAILURES` in a row nobody waits any more: all are refused at
-once, but for one try each `_AGAIN_S`.
+Who asks waits `BUDGET_S` as a rule. A batch that takes longer is late: until it is over, all are refused at once.
+But the owner listens for `LISTENS_S` in all, for `late` and for those who have more patience. After `_FAILURES` in a
+row only they ask, and one try each `_AGAIN_S`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from gateway.store.shared import StoreUnavailable
 log = logging.getLogger("gateway.store")
 
 CONNECT_S: Final = 2.0  # names are looked up and TLS is agreed meanwhile, and nobody waits for that
+LISTENS_S: Final = 3.0  # for replies that are late
 _FAILURES: Final = 3
 _AGAIN_S: Final = 1.0
 _BATCH: Final = 128
@@ -81,10 +83,13 @@ class Link:
     client: Client
     clock: Clock
     trouble: str = ""  # why it does not answer, for people; empty: it does, as far as is known
-    budget_s: float = BUDGET_S  # for what is sent at once
+    budget_s: float = BUDGET_S  # for what is sent at once; then it is late
+    listens_s: float = LISTENS_S  # for what is late
     _waiting: deque[_Asked] = field(default_factory=deque)
     _owner: asyncio.Task[None] | None = None
     _connected: bool = False
+    _under_way: Sequence[_Asked] = ()
+    _late: bool = False  # what is under way
     _failures: int = 0  # in a row
     _again_at: float = 0.0
     _lost_at: float = 0.0
@@ -99,7 +104,10 @@ class Link:
         late: Late | None = None,
     ) -> Any:
         """See `Scripted`."""
-        asked = self._put(script, keys, args)
+        patient = within_s > self.budget_s
+        asked = None
+        if patient or not self._late:
+            asked = self._put(script, keys, args, patient=patient)
         if asked is None:
             raise StoreUnavailable(self.trouble or "too many calls wait for it")
         asked.late = late
@@ -121,18 +129,21 @@ class Link:
         self, script: Script, keys: Sequence[str], args: Sequence[str | int], lost: Lost | None = None
     ) -> None:  # fmt: skip
         """See `Scripted`."""
-        if self._put(script, keys, args, lost) is None and lost is not None:
+        asked = self._put(script, keys, args)
+        if asked is not None:
+            asked.lost = lost
+        elif lost is not None:
             lost(False)
 
     def _put(
-        self, script: Script, keys: Sequence[str], args: Sequence[str | int], lost: Lost | None = None
+        self, script: Script, keys: Sequence[str], args: Sequence[str | int], *, patient: bool = False
     ) -> _Asked | None:  # fmt: skip
         """Have a call wait for the owner; None where it would wait in vain."""
-        shut = self._failures >= _FAILURES and self.clock.now() < self._again_at
+        shut = self._failures >= _FAILURES and self.clock.now() < self._again_at and not patient
         if self._closed or shut or len(self._waiting) >= _MOST_WAITING:
             return None
         loop = asyncio.get_running_loop()
-        asked = _Asked(script, keys, args, loop.create_future(), lost)
+        asked = _Asked(script, keys, args, loop.create_future())
         self._waiting.append(asked)
         if self._owner is None or self._owner.done():
             self._owner = start(self._own(), name="shared store", loop=loop)
@@ -159,11 +170,31 @@ class Link:
                     self._connected = True
                 batch = self._take()
                 if batch:
-                    async with asyncio.timeout(self.budget_s):
-                        await self._send(batch)
-                self._answers()
+                    await self._exchange(batch)
+                if not self._late:
+                    self._answers()
             except LOST as error:
                 await self._fails(error, batch)
+            finally:
+                self._late = False
+
+    async def _exchange(self, batch: Sequence[_Asked]) -> None:
+        """Send a batch, and give each its reply, late or not."""
+        loop, self._under_way = asyncio.get_running_loop(), batch
+        late = loop.call_later(self.budget_s, self._is_late, batch)
+        try:
+            async with asyncio.timeout(self.listens_s):
+                await self._send(batch)
+        finally:
+            late.cancel()
+            self._under_way = ()
+
+    def _is_late(self, batch: Sequence[_Asked]) -> None:
+        """Count a failure, and another one each second that a batch takes."""
+        if self._under_way is batch:
+            self._late = True
+            self._failed(_SLOW.format(self.budget_s * 1000))
+            asyncio.get_running_loop().call_later(_AGAIN_S, self._is_late, batch)
 
     def _take(self) -> list[_Asked]:
         """Take from what waits; whoever gave up meanwhile is left out, so that nothing is done for nobody."""
@@ -211,11 +242,7 @@ class Link:
         self._failures, self.trouble = 0, ""
 
     async def _fails(self, error: Exception, batch: Sequence[_Asked]) -> None:
-        self.trouble = why(error, self.budget_s)
-        self._failures += 1
-        self._again_at = self.clock.now() + _AGAIN_S
-        if self._failures == 1:
-            self._lost_at = self.clock.now()
+        self._failed(why(error, self.budget_s))
         unsent: list[_Asked] = []
         if self._failures >= _FAILURES:
             unsent = [*self._waiting]
@@ -225,14 +252,22 @@ class Link:
                 if asked.lost is not None and not asked.reply.done():
                     asked.lost(may_have_run)
                 _give(asked, StoreUnavailable(self.trouble))
+        await self._drop()
+
+    def _failed(self, trouble: str) -> None:
+        """Note that a batch failed, or is late."""
+        self.trouble, now = trouble, self.clock.now()
+        self._failures += 1
+        self._again_at = now + _AGAIN_S
+        if self._failures == 1:
+            self._lost_at = now
         if self._failures == _FAILURES:
             log.warning(
                 "the shared store (`redis`) does not answer: %s; requests are served as before,"
                 " and no backend is restarted until it does",
-                self.trouble,
+                trouble,
                 extra={"event": "store_lost"},
             )
-        await self._drop()
 
     async def _drop(self) -> None:
         """Close the connection: another one may lead to another server."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 from gateway.core.aio import Clock
 from gateway.store import scripts
 from gateway.store.address import client_of
-from gateway.store.link import CONNECT_S, Link
+from gateway.store.link import CONNECT_S, LISTENS_S, Link
 from gateway.store.scripts import BUDGET_S
 from gateway.store.shared import (
     CLAIM_S,
@@ -137,13 +137,14 @@ class RedisStore:
 
 
 def redis_store(url: str, clock: Clock, reply_s: float = BUDGET_S) -> RedisStore:
-    """Return the store at a URL; nothing is opened yet. A call may take `reply_s`.
+    """Return the store at a URL; nothing is opened yet. A call that takes longer than `reply_s` is late.
 
     Raises:
         ValueError: it is not the URL of a Redis.
     """
-    client = client_of(url, connect_s=CONNECT_S, reply_s=reply_s)
-    return RedisStore(Link(client, clock, budget_s=reply_s), clock)
+    listens_s = max(reply_s, LISTENS_S)
+    client = client_of(url, connect_s=CONNECT_S, reply_s=listens_s)
+    return RedisStore(Link(client, clock, budget_s=reply_s, listens_s=listens_s), clock)
 
 
 def _key(name: str, what: str) -> str:

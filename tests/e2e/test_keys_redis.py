@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from types import SimpleNamespace
 
 import httpx2
 import pytest
@@ -304,6 +305,28 @@ async def test_the_verbs_wait_for_a_redis_that_is_far_away(tmp_path):
             made = re.search(r"^gw_(\w{8})_", told, re.MULTILINE)
             assert made, told
             assert made[1] in await program("keys", "list", "-c", str(file))
+
+
+@story
+async def test_a_gateway_that_is_far_from_redis_hears_of_changes_and_makes_them(tmp_path):
+    make_pepper(tmp_path / "keys.yaml")
+    with redis_server() as server:
+        async with (
+            toxic(f"http://127.0.0.1:{server.port}") as proxy,
+            SimServer(SimConfig(model="m")) as sim,
+        ):
+            proxy.down = Toxic(latency_s=2 * BUDGET_S)
+            behind = SimpleNamespace(url=proxy.url.replace("http:", "redis:"))
+            async with (
+                replica(behind, tmp_path, "far", sim) as (far, http),
+                replica(server, tmp_path, "near", sim) as (near, _),
+            ):
+                made = await ordered(near.key_store.create, {"name": "ci"})
+                await until(200, http, made.key)
+                await ordered(near.key_store.revoke, made.id)
+                await until(401, http, made.key)
+                own = await ordered(far.key_store.create, {"name": "own"})
+                await until(200, http, own.key)
 
 
 @story
