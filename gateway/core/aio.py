@@ -26,6 +26,8 @@ Result = TypeVar("Result")
 _EAGER: Final = sys.version_info >= (3, 12)
 # What fails at once fails again: it is to fill neither a core nor the log.
 _AFTER_BUG_S: Final = 1.0
+# A loop that was held up comes to its timers before it reads. After this time it has read, too.
+READ_S: Final = 0.001
 
 
 class Clock(Protocol):
@@ -57,6 +59,12 @@ def start(
     if _EAGER:
         return asyncio.Task(coro, loop=loop, name=name, eager_start=True)  # type: ignore[call-arg,unused-ignore]
     return asyncio.Task(coro, loop=loop, name=name)
+
+
+def after_reading(due: Callable[..., None], *args: Any) -> None:
+    """Call `due` once what has come by now is read, and who waits for it has had a turn: it may not be late at all."""
+    loop = asyncio.get_running_loop()
+    loop.call_later(READ_S, loop.call_soon, due, *args)
 
 
 async def guarded(work: Coroutine[Any, Any, Result], *, name: str) -> Result | None:

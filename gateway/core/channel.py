@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.core.aio import guarded, start
+from gateway.core.aio import READ_S, guarded, start
 
 MOST_BYTES: Final = 64 * 1024 * 1024  # of one message: all metrics, or one page of a list
 _MOST_CALLS: Final = 1024  # being answered at a time
@@ -94,6 +94,8 @@ class Channel:
         heard = False
         try:
             await asyncio.wait([waiting], timeout=within_s)
+            if not waiting.done():
+                await asyncio.sleep(READ_S)
             heard = waiting.done()
         finally:
             if late is not None and not heard:

@@ -26,7 +26,7 @@ from typing import Any, Final
 from redis import exceptions as failures
 from redis.asyncio.sentinel import MasterNotFoundError
 
-from gateway.core.aio import Clock, start
+from gateway.core.aio import Clock, after_reading, start
 from gateway.store.address import Client
 from gateway.store.scripts import BUDGET_S, Late, Lost, Script
 from gateway.store.shared import StoreUnavailable
@@ -112,7 +112,9 @@ class Link:
             raise StoreUnavailable(self.trouble or "too many calls wait for it")
         asked.late = late
         # A third of what `asyncio.timeout` takes: each request with limits waits here.
-        end = asyncio.get_running_loop().call_later(within_s, self._give_up, asked.reply, within_s)
+        end = asyncio.get_running_loop().call_later(
+            within_s, after_reading, self._give_up, asked.reply, within_s
+        )
         try:
             reply = await asked.reply
         finally:
@@ -181,7 +183,7 @@ class Link:
     async def _exchange(self, batch: Sequence[_Asked]) -> None:
         """Send a batch, and give each its reply, late or not."""
         loop, self._under_way = asyncio.get_running_loop(), batch
-        late = loop.call_later(self.budget_s, self._is_late, batch)
+        late = loop.call_later(self.budget_s, after_reading, self._is_late, batch)
         try:
             async with asyncio.timeout(self.listens_s):
                 await self._send(batch)

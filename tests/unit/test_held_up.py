@@ -1,0 +1,77 @@
+"""A loop that was held up: what came meanwhile is read before anything is judged late."""
+
+import asyncio
+import socket
+
+import msgspec
+
+from gateway.core.aio import SystemClock
+from gateway.core.channel import Channel
+from gateway.store.address import client_of
+from gateway.store.link import Link
+from gateway.store.scripts import HOLDS
+
+PATIENCE_S, HELD_UP_S, ENDLESS_S = 60.0, 600.0, 6000.0
+
+
+class HeldUp(asyncio.SelectorEventLoop):
+    """Its time passes at once, and nothing is read meanwhile."""
+
+    passed_s = 0.0
+
+    def time(self):
+        return super().time() + self.passed_s
+
+
+def story(told):
+    with asyncio.Runner(loop_factory=HeldUp) as runner:
+        runner.run(told)
+
+
+def test_a_reply_of_redis_that_came_meanwhile_is_in_time(tmp_path):
+    async def told():
+        asked, ended = asyncio.Future(), asyncio.Event()
+
+        async def redis(reader, writer):
+            while data := await reader.read(65536):
+                if b"EVALSHA" in data:
+                    asked.set_result(writer)
+                else:  # several may come in one read
+                    writer.write(b"+OK\r\n" * (data.count(b"SETINFO") + data.count(b"PING")))
+            writer.close()
+            ended.set()
+
+        path = tmp_path / "redis.sock"
+        async with await asyncio.start_unix_server(redis, path), asyncio.TaskGroup() as group:
+            client = client_of(f"unix://{path}", connect_s=ENDLESS_S, reply_s=ENDLESS_S)
+            link = Link(client, SystemClock(), budget_s=PATIENCE_S, listens_s=ENDLESS_S)
+            asking = group.create_task(link.ask(HOLDS, ["gw1:x"], [], PATIENCE_S))
+            writer = await asked
+            writer.write(b"*0\r\n")
+            asyncio.get_running_loop().passed_s = HELD_UP_S
+            assert await asking == []
+            assert link.trouble == ""
+            await link.close()
+            await ended.wait()
+
+    story(told())
+
+
+def test_an_answer_of_another_process_that_came_meanwhile_is_in_time():
+    async def told():
+        own, other = socket.socketpair()
+        own.setblocking(False)
+        channel = Channel(own, {})
+        async with asyncio.TaskGroup() as group:
+            group.create_task(channel.run())
+            await channel.open.wait()
+            asking = group.create_task(channel.ask("what", within_s=PATIENCE_S))
+            await asyncio.sleep(0)  # it is sent
+            assert other.recv(65536)
+            answer = msgspec.msgpack.encode(["_Reply", 1, "that", ""])
+            other.sendall(len(answer).to_bytes(4, "big") + answer)
+            asyncio.get_running_loop().passed_s = HELD_UP_S
+            assert await asking == "that"
+            other.close()
+
+    story(told())
