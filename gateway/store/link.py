@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import re
 import socket
 import ssl
@@ -37,6 +38,9 @@ CONNECT_S: Final = 2.0  # names are looked up and TLS is agreed meanwhile, and n
 LISTENS_S: Final = 3.0  # for replies that are late
 _FAILURES: Final = 3
 _AGAIN_S: Final = 1.0
+_SURE_S: Final = (
+    3.0  # without a refusal: what it has no memory for it refuses, and answers the rest
+)
 _BATCH: Final = 128
 _MOST_WAITING: Final = 4096
 
@@ -93,6 +97,7 @@ class Link:
     _failures: int = 0  # in a row
     _again_at: float = 0.0
     _lost_at: float = 0.0
+    _refused_at: float = -math.inf  # by Redis itself
     _closed: bool = False
 
     async def ask(
@@ -235,7 +240,10 @@ class Link:
 
     def _answers(self) -> None:
         if self._failures >= _FAILURES:
-            away_s = self.clock.now() - self._lost_at
+            now = self.clock.now()
+            if now - self._refused_at < _SURE_S:
+                return
+            away_s = now - self._lost_at
             log.info(
                 "the shared store answers again, after %.0f s",
                 away_s,
@@ -244,6 +252,8 @@ class Link:
         self._failures, self.trouble = 0, ""
 
     async def _fails(self, error: Exception, batch: Sequence[_Asked]) -> None:
+        if isinstance(error, failures.ResponseError):
+            self._refused_at = self.clock.now()
         self._failed(why(error, self.budget_s))
         unsent: list[_Asked] = []
         if self._failures >= _FAILURES:

@@ -1,6 +1,8 @@
-"""A Redis that is late, trickles its replies, or resets within one: calls end in time, and nothing stays behind."""
+"""A Redis that is late or full, trickles its replies, or resets within one: calls end, and nothing stays behind."""
 
 import asyncio
+import contextlib
+import logging
 
 import pytest
 
@@ -8,8 +10,9 @@ from gateway.core.aio import SystemClock
 from gateway.store.address import client_of
 from gateway.store.link import Link
 from gateway.store.onredis import redis_store
-from gateway.store.scripts import HOLDS
+from gateway.store.scripts import HOLD, HOLDS
 from gateway.store.shared import StoreUnavailable
+from tests.storecases import HeldClock
 from tests.stories.support import story
 
 
@@ -68,17 +71,19 @@ async def fails(store):
 
 
 class Late:
-    """Answers what it is asked to run once it is told to."""
+    """Answers what it is asked to run once it is told to. While it is full it refuses to write."""
 
     def __init__(self):
-        self.answers, self.connections = asyncio.Event(), 0
+        self.answers, self.connections, self.full = asyncio.Event(), 0, False
 
     async def serve(self, reader, writer):
         self.connections += 1
         while data := await reader.read(65536):
             if b"EVALSHA" in data:
                 await self.answers.wait()
-                writer.write(b"*0\r\n" * data.count(b"EVALSHA"))
+                refused = self.full and HOLDS.sha.encode() not in data
+                reply = b"-OOM command not allowed\r\n" if refused else b"*0\r\n"
+                writer.write(reply * data.count(b"EVALSHA"))
             else:  # several may come in one read
                 writer.write(b"+OK\r\n" * (data.count(b"SETINFO") + data.count(b"PING")))
         writer.close()
@@ -87,17 +92,29 @@ class Late:
 LONG_S = 600.0
 
 
+@contextlib.asynccontextmanager
+async def linked(redis, clock, **more):
+    """The way to such a Redis, which drops no connection because the machine is busy."""
+    async with await asyncio.start_server(redis.serve, "127.0.0.1", 0) as server:
+        url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        client = client_of(url, connect_s=LONG_S, reply_s=LONG_S)
+        link = Link(client, clock, listens_s=LONG_S, **more)
+        try:
+            yield link
+        finally:
+            await link.close()
+
+
+def asked(link, script, **more):
+    return link.ask(script, ["gw1:x"], [], LONG_S, **more)
+
+
 @story
 async def test_a_late_reply_is_heard_by_the_patient_and_of_those_who_left_and_nobody_else_waits():
     late, heard = Late(), asyncio.Event()
-    server = await asyncio.start_server(late.serve, "127.0.0.1", 0)
-    url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    link = Link(client_of(url, connect_s=LONG_S, reply_s=LONG_S), SystemClock(), listens_s=LONG_S)
-    async with server, asyncio.TaskGroup() as group:
-        patient = group.create_task(link.ask(HOLDS, ["gw1:x"], [], LONG_S))
-        leaves = group.create_task(
-            link.ask(HOLDS, ["gw1:x"], [], LONG_S, lambda reply: heard.set())
-        )
+    async with linked(late, SystemClock()) as link, asyncio.TaskGroup() as group:
+        patient = group.create_task(asked(link, HOLDS))
+        leaves = group.create_task(asked(link, HOLDS, late=lambda reply: heard.set()))
         while not link.trouble:
             await asyncio.sleep(0.01)
         leaves.cancel()
@@ -107,6 +124,26 @@ async def test_a_late_reply_is_heard_by_the_patient_and_of_those_who_left_and_no
         assert await patient == []
         await heard.wait()
         while link.trouble:  # the machine may be busy
-            assert await link.ask(HOLDS, ["gw1:x"], [], LONG_S) == []
+            assert await asked(link, HOLDS) == []
         assert late.connections == 1
-        await link.close()
+
+
+@story
+async def test_of_a_store_that_is_full_and_can_be_read_the_log_tells_once(caplog):
+    caplog.set_level(logging.INFO, "gateway.store")
+    full, clock = Late(), HeldClock()
+    full.answers.set()
+    full.full = True
+    async with linked(full, clock, budget_s=LONG_S / 2) as link:
+        for _ in range(6):
+            for _ in range(3):
+                with pytest.raises(StoreUnavailable, match="its memory is full"):
+                    await asked(link, HOLD)
+                clock.at += 0.4
+            assert await asked(link, HOLDS) == []
+            assert link.trouble
+        full.full = False
+        clock.at += 3.0
+        await asked(link, HOLD)
+        assert not link.trouble
+    assert [each.event for each in caplog.records] == ["store_lost", "store_found"]
