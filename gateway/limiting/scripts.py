@@ -119,17 +119,21 @@ return table.concat(reply, ' ')
 )
 
 # Words: lease, the day in which it was taken, five amounts that are used more, then four of each rule.
-# What was taken on another day is not given back to this one.
+# What was taken on another day is not given back to this one. The lease ends first: that takes no memory, and of a
+# script that has written something, a Redis whose memory is full refuses nothing.
 SETTLE: Final = Script(
     _LEVELS
     + """
 for at = 8, #words, 4 do
+  if words[at + 1]:sub(2) == 'r' then
+    redis.call('ZREM', KEYS[tonumber(words[at])], words[1])
+  end
+end
+for at = 8, #words, 4 do
   local store, field, most = tonumber(words[at]), words[at + 1], tonumber(words[at + 2])
   local kind, more = field:sub(2), tonumber(words[3 + field:sub(1, 1)])
-  if kind == 'r' then
-    redis.call('ZREM', KEYS[store], words[1])
-  elseif more > 0 or more < 0 and (kind == 'm' or tonumber(words[2]) == today
-      or kind == 'y' and month(tonumber(words[2])) == month(today)) then
+  if kind ~= 'r' and (more > 0 or more < 0 and (kind == 'm' or tonumber(words[2]) == today
+      or kind == 'y' and month(tonumber(words[2])) == month(today))) then
     keep(store, field, most, math.max(0, level(store, field, most) + more))
   end
 end

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.core.aio import SystemClock, start
-from gateway.core.limits import KeyLimits, OnOutage, Taken
+from gateway.core.limits import KeyLimits, OnOutage, Rule, Taken
 from gateway.limiting.limiter import RUNS_S, Limiter
 from gateway.limiting.rules import NOTHING, day_of, month_of
 from gateway.process import reload
@@ -24,7 +24,16 @@ from gateway.store.scripts import BUDGET_S
 from gateway.store.shared import StoreUnavailable
 from tests import keyfiles as keys
 from tests.faults.toxic import BLACKHOLE, HARMLESS, Toxic, toxic
-from tests.limitercases import ALL, DAY_S, LimiterCases, LimiterDesk, amounts, fits, plan_of
+from tests.limitercases import (
+    ALL,
+    DAY_S,
+    LimiterCases,
+    LimiterDesk,
+    amounts,
+    fits,
+    plan_of,
+    used_of,
+)
 from tests.redisserver import PROGRAMS, connected, patient_store, redis_server, time_passes
 from tests.stories.support import gateway, story
 
@@ -131,6 +140,18 @@ class TestRedis(LimiterCases):
         assert not fits(desk.take(limits, input=10))
         desk.run(asyncio.sleep(1.2))
         assert fits(desk.take(limits, input=10))
+
+    def test_what_ends_while_redis_is_full_runs_no_more(self, desk):
+        taken = desk.take(ALL, 100, 100)
+        desk.server.ask("CONFIG", "SET", "maxmemory", 1)
+        try:
+            desk.settle(taken, 50, 50)
+            for _ in range(2):  # what was posted is there then
+                desk.run(desk.link.ask(scripts.HOLDS, ["gw1:x"], []))
+            assert desk.server.ask("ZCARD", "gw1:{t:t}:runs:key:k") == 0
+        finally:
+            desk.server.ask("CONFIG", "SET", "maxmemory", 0)
+        assert used_of(desk.take(ALL))[Rule.OUTPUT] <= 50
 
     def test_keys_that_rest_leave_nothing_behind(self, desk):
         desk.settle(desk.take(ALL, 100, 100), 100, 100)
