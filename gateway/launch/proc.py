@@ -21,6 +21,7 @@ from typing import Final
 _PROC: Final = Path("/proc")
 # Fields after the name, counted from 0: proc_pid_stat(5) numbers them from 3 (state).
 _STATE, _PARENT, _GROUP, _SESSION, _THREADS, _STARTED = 0, 1, 2, 3, 17, 19
+_MEMORY, _VARIABLES, _VARIABLES_END = 20, 47, 48
 _DEAD: Final = "ZX"  # a zombie holds nothing but its number, once its other threads have ended too
 _LISTEN: Final = "0A"  # TCP_LISTEN, include/net/tcp_states.h
 # Of /proc/net/unix, proc_net(5). A connection that was accepted has the path of its listener.
@@ -28,6 +29,8 @@ _UNIX_STATE, _UNIX_INODE, _UNIX_PATH = 5, 6, 7
 _UNCONNECTED: Final = "01"  # SS_UNCONNECTED, include/uapi/linux/net.h
 _KIB: Final = 1024
 _TICKS: Final = os.sysconf("SC_CLK_TCK")  # a second
+_EXEC_S: Final = 1.0  # far more than an exec takes, unless its program is on a disk that hangs
+_EXEC_POLL_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +104,25 @@ def variables(pid: int) -> dict[str, str]:
     """Return the environment a process was started with; empty where it cannot be read.
 
     A program that changes its title (vLLM's engine and workers do, by setproctitle) overwrites it.
+    In the moment of an exec there is none to read, and that is waited for.
     """
+    until = time.monotonic() + _EXEC_S
     try:
-        raw = (_PROC / str(pid) / "environ").read_bytes()
+        while not (raw := (_PROC / str(pid) / "environ").read_bytes()):
+            if not _has_variables(pid) or time.monotonic() >= until:
+                return {}
+            time.sleep(_EXEC_POLL_S)
     except OSError:
         return {}
     pairs = (item.partition("=") for item in os.fsdecode(raw).split("\0"))
     return {name: value for name, equals, value in pairs if equals}
+
+
+def _has_variables(pid: int) -> bool:
+    """Whether a process has an environment, or is in an exec and will have one; the kernel's own have none."""
+    fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    memory, begin, end = (int(fields[each]) for each in (_MEMORY, _VARIABLES, _VARIABLES_END))
+    return memory > 0 and (end == 0 or begin < end)
 
 
 def writes_to(pid: int, file: tuple[int, int]) -> bool:

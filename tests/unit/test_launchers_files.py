@@ -271,3 +271,12 @@ def test_we_see_ourselves():
     assert os.getpid() in {each.pid for each in proc.every()}
     assert proc.variables(2**22 + 1) == {}
     assert proc.private_bytes(2**22 + 1) == 0
+
+
+def test_an_environment_is_read_in_the_moment_of_an_exec_too():
+    again = 'exec sh -c "$0" "$0"'  # it does nothing else, so many a look falls into an exec
+    words, env = ["sh", "-c", again, again], {"PATH": os.defpath, "MARK": "its"}
+    with subprocess.Popen(words, env=env) as child:
+        seen = [proc.variables(child.pid).get("MARK") for _ in range(200)]
+        child.kill()
+    assert seen == ["its"] * 200
