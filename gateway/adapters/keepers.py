@@ -23,6 +23,7 @@ from gateway.core.events import Event, EventKind, Events
 from gateway.core.types import SERVING, Route
 from gateway.heal.orders import OrderRefused
 from gateway.pools.table import Backend, PoolTable
+from gateway.watch.adapters import AdapterError
 
 _EVERY_S: Final = 0.5
 _ENDS: Final = frozenset({EventKind.EXITED, EventKind.START_FAILED})
@@ -170,6 +171,8 @@ class Adapters:
         elif event.kind is EventKind.ADAPTER_FAILED:
             if event.backend_id not in keeper.changes:  # else it knows itself what failed
                 keeper.known.load_failed(event.backend_id, event.label)
+                error, now = AdapterError(event.detail), self._clock.now()
+                keeper.known.failed(event.backend_id, event.label, error, now)
         elif event.kind in _ENDS:
             keeper.known.deadly.ended(event.backend_id)
             if self._group is not None:  # else a restart that follows at once loads it again

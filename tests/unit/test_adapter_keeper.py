@@ -12,7 +12,7 @@ from gateway.adapters.memory import Memory, Order
 from gateway.adapters.seen import Failure
 from gateway.adapters.together import Together
 from gateway.config.models import Config
-from gateway.core.events import Events
+from gateway.core.events import EventKind, Events
 from gateway.core.exclusion import Exclusion
 from gateway.core.types import ModelsSeen, Need, ProbeFailed, ProbePassed, Route, ServedModel
 from gateway.store.memory import MemoryStore
@@ -220,6 +220,34 @@ async def obeys_at_once(folder):
 def test_an_order_is_tried_at_once_however_often_a_load_has_failed(tmp_path):
     """An operator has seen to what was wrong, and is told that it is loaded."""
     obeys_at_once(tmp_path)
+
+
+@held
+async def is_told_once(folder):
+    """Have supervision tell that a server that it starts did not load an adapter."""
+    site, events = Site(folder, keeps=2), Events()
+    adapters = Adapters(
+        *(site.table, site.loop, events, Memory(folder), lambda pool: frozenset()),
+        connect=lambda backend: Server(site.names, broken={"a"}),
+    )
+    adapters.apply(site.settings)
+    events.note(site.loop, EventKind.ADAPTER_FAILED, "m/b1", "a", "No adapter found for /a.")
+    site.table.observe("m/b1", ProbePassed(site.loop.time(), site.loop.time()))  # it lives
+    running = site.loop.create_task(adapters.run())
+
+    def told():
+        return [each for each in events.newest() if each.kind is EventKind.ADAPTER_FAILED]
+
+    await passes(4 * LOAD_S)
+    assert [*site.names] == ["b"]
+    assert len(told()) == 1
+    await passes(6 * LOAD_S)
+    assert told()[0].detail == "no such file; tried again in 10 s"
+    running.cancel()
+
+
+def test_what_supervision_could_not_load_is_tried_again_and_told_after_a_pause(tmp_path):
+    is_told_once(tmp_path)
 
 
 @held
