@@ -189,7 +189,7 @@ class _Case:
         member, rules = self.member, _RULES
         if member.ordered is not None:
             self.sign, rules = member.ordered, _RULES[-1:]
-        elif self.sign is None or member.under_way or member.state is None:
+        elif self.sign is None or member.state is None:
             return None
         cause, evidence = self.sign.cause, self.sign.evidence
         for rule in rules:
@@ -323,7 +323,7 @@ _RULES: Final[tuple[_Rule, ...]] = (
     # its backoff runs
     _Rule(Why.BACKOFF, lambda it: it.now < it.due_at(), _Case.due_at),
     # its process lives, and another's restart goes on
-    _Rule(Why.TURN, lambda it: it.lives and it.pool.turn_taken),
+    _Rule(Why.TURN, lambda it: it.lives and it.pool.turn_taken and not it.member.under_way),
     # it serves, and its pool has enough out already
     _Rule(Why.BUDGET, lambda it: it.member.serving and it.pool.out >= it.pool.allowed_out),
     # it alone serves, and may have work: until it is idle for 5 minutes

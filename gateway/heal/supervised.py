@@ -305,9 +305,9 @@ class Supervised:
             self.order_elsewhere = elsewhere
 
     def suspend(self, sign: Sign, told: str) -> None:
-        """Leave it alone until an operator clears it; one that serves, or gives a token, serves all the same."""
+        """Leave it alone until an operator clears it; one that serves, or starts, serves all the same."""
         self.suspended = True
-        if isinstance(self.state, Serving):
+        if isinstance(self.state, Serving | Starting | Proving):
             return
         now, lived = self._now(), lives(self.state)
         suspended = Suspended(now, self.state.incarnation, sign=sign, lives=lived, told=told)

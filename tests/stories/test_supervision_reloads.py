@@ -8,7 +8,9 @@ import pytest
 
 from gateway.core.events import EventKind
 from gateway.core.types import Phase
+from gateway.heal.decisions import Why
 from gateway.heal.fleet import launcher_of
+from gateway.launch.launcher import Obstacle
 from tests import loopback
 from tests.fakelaunch import Script
 from tests.stories.supervised import fleet, held, launched, machine, managed, pool, writes
@@ -320,15 +322,52 @@ async def test_a_backend_that_is_removed_and_put_back_many_times_has_not_failed(
 
 
 @story
-async def test_what_is_changed_as_it_starts_is_told_and_can_be_ordered():
+async def test_what_is_changed_as_it_starts_is_begun_anew_at_once():
+    async with machine() as on:
+        slot, never = on["m/b1"], asyncio.Event()
+        slot.plans.append(Script(listens=never))
+        async with fleet(on, launched(slot), wait=False) as world:
+            await world.until(lambda: slot.running)
+            backends(world)[0]["launch"]["args"] = {"max-model-len": 4096}
+            await world.reload()
+            await world.serves()
+            assert world.backend().window_tokens == 4096
+            (restart,) = world.told(EventKind.RESTART)
+            assert "its `launch` settings changed" in restart.detail
+            await world.turns()
+            assert len(slot.starts) == 2
+
+
+@story
+async def test_a_start_goes_on_whose_changed_settings_cannot_be_started():
+    async with machine() as on:
+        slot, comes = on["m/b1"], asyncio.Event()
+        slot.plans.append(Script(listens=comes))
+        few = {"supervision": {"max_restarts": 1}}
+        async with fleet(on, launched(slot), wait=False, **few) as world:
+            await world.until(lambda: slot.running)
+            slot.refuses, slot.obstacle = ["there is no such program"] * 2, Obstacle.CANNOT_HELP
+            backends(world)[0]["launch"]["args"] = {"max-model-len": 4096}
+            await world.reload()
+            await world.until(lambda: world.told(EventKind.SUSPENDED))
+            await world.turns()
+            comes.set()
+            await world.serves()
+            assert len(slot.starts) == 1
+
+
+@story
+async def test_what_is_changed_as_it_starts_is_told_and_can_be_ordered_under_a_hold():
     async with machine() as on:
         slot, never = on["m/b1"], asyncio.Event()
         slot.plans.append(Script(listens=never))
         async with fleet(on, launched(slot), launched(on["m/b2"]), wait=False) as world:
             await world.until(lambda: slot.running)
+            assert (await world.admin("POST", "/admin/v1/restarts:hold", {})).is_success
             backends(world)[0]["launch"]["args"] = {"max-model-len": 4096}
             await world.reload()
-            await world.until(lambda: world.unit().outdated)
+            await world.until(lambda: world.unit().decision is not None)
+            assert world.unit().decision.why is Why.ON_HOLD
             told = (await world.admin("GET", "/admin/v1/overview")).json()["problems"]
             (step,) = [each["next"] for each in told if each["subject"] == "backend m/b1"]
             assert "`vllm-gateway restart m/b1 --force` begins that now." in step
@@ -336,5 +375,5 @@ async def test_what_is_changed_as_it_starts_is_told_and_can_be_ordered():
             assert not refused["changed"]
             assert "is already restarting, and `--force` begins that anew" in refused["sentence"]
             assert (await world.order("restart", force=True)).json()["changed"]
-            await world.serves()
+            await world.serves("m/b1")
             assert len(slot.starts) == 2

@@ -248,6 +248,12 @@ def test_a_start_that_hangs_or_fails_is_restarted():
     assert found["p/b"].cause is Cause.START_FAILED
 
 
+def test_a_start_with_settings_that_changed_since_is_begun_anew_and_needs_no_other_turn():
+    ward = Ward()
+    changed = {"signs": (Cause.OPERATOR,)}
+    assert set(ward.see(a=starts("one") | changed, b=starts("two"))) == {"p/a"}
+
+
 def test_what_cannot_be_seen_has_no_incarnation_to_name():
     ward = Ward()
     assert why(ward.see(a=FROZEN | {"visible": False})["p/a"]) is Why.UNSEEN
