@@ -347,23 +347,30 @@ async def test_a_restart_that_is_ordered_is_carried_out_after_the_upgrade_and_cu
 
 @story
 async def test_a_reload_that_is_asked_for_during_an_upgrade_is_done_by_the_new_process():
-    async with served(FAST) as world:
-        before, last = world.path.read_text(), 1000
-        os.kill(world.started.pid, signal.SIGUSR2)
-        await world.until(lambda: world.lines("upgrading"))
-        while not world.lines("upgraded"):
-            assert not world.lines("supervision_upgrade_failed")
-            last += 1
-            # The new process may read the file at any moment: it must never be half written.
-            whole = world.path.with_suffix(".next")
-            whole.write_text(f"{before}\nlimits: {{connections: {last}}}\n")
-            whole.replace(world.path)
-            os.kill(world.started.pid, signal.SIGHUP)
-            await asyncio.sleep(0.05)
-        world.pids.append(int(str(world.lines("upgraded")[0]["message"]).split()[1]))
-        async with asyncio.timeout(20):
-            while (await in_force(world, "limits.connections")) != last:
-                await asyncio.sleep(0.1)
+    async with served(SLOW) as world, client(world) as http:
+        before, last, body = world.path.read_text(), 1000, chat(stream=True, max_tokens=60)
+        async with http.stream("POST", "/v1/chat/completions", json=body) as reply:
+            pieces = reply.aiter_text()
+            await anext(pieces)
+            world.sims[0].inject("frozen")  # the old process has a stream, and so hears each signal
+            os.kill(world.started.pid, signal.SIGUSR2)
+            await world.until(lambda: world.lines("upgrading"))
+            while not world.lines("upgraded"):
+                assert not world.lines("supervision_upgrade_failed")
+                last += 1
+                # The new process may read the file at any moment: it must never be half written.
+                whole = world.path.with_suffix(".next")
+                whole.write_text(f"{before}\nlimits: {{connections: {last}}}\n")
+                whole.replace(world.path)
+                os.kill(world.started.pid, signal.SIGHUP)
+                await asyncio.sleep(0.05)
+            world.pids.append(int(str(world.lines("upgraded")[0]["message"]).split()[1]))
+            async with asyncio.timeout(20):
+                while (await in_force(world, "limits.connections")) != last:
+                    await asyncio.sleep(0.1)
+            world.sims[0].clear()
+            async for _ in pieces:
+                pass
 
 
 async def in_force(world, setting):
