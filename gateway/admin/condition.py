@@ -116,11 +116,11 @@ def _failed_adapters(desk: Desk) -> dict[str, dict[str, str]]:
 
 def _ended(desk: Desk) -> Mapping[str, int]:
     """Return how often each backend ended, or failed to start, in the last ten minutes."""
-    since = desk.clock.wall() - _LOOP_S
+    now = desk.clock.wall()
     found: Counter[str] = Counter()
     for event in desk.orders.supervisor.events.newest():
-        if event.at < since:
-            break
+        if not now - _LOOP_S <= event.at <= now:
+            break  # long ago; or later than now, for the clock was set back since
         if event.kind in _ENDS:
             found[event.backend_id] += 1
     return found

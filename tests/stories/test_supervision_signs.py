@@ -307,3 +307,28 @@ async def test_scheduled_restarts_wait_for_their_window_and_go_one_after_the_oth
             await age()
             await world.until(both_wait)
             assert len(world.told(EventKind.RESTART)) == 2
+
+
+@story
+async def test_what_ended_before_the_clock_was_set_back_by_a_day_is_no_crash_loop():
+    clock = Forward()
+    async with machine() as on, fleet(on, launched(on["m/b1"]), clock=clock) as world:
+
+        async def ends():
+            told = (await world.admin("GET", "/admin/v1/overview")).json()
+            return told["pools"][0]["backends"][0]["ended"]
+
+        async def dies():
+            starts = len(world.told(EventKind.STARTED))
+            await world.slot().die()
+            await world.until(lambda: len(world.told(EventKind.STARTED)) > starts)
+
+        for _ in range(3):
+            await dies()
+        assert await ends() == 3
+        clock.wall_ahead_s += 3600.0
+        assert await ends() == 0
+        clock.wall_ahead_s -= 86400.0
+        assert await ends() == 0
+        await dies()
+        assert await ends() == 1
