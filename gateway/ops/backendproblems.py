@@ -50,6 +50,13 @@ _BY_HAND: Final = {
 }
 
 
+# Where nothing was started, its log does not say why: what its launcher said does.
+_NOT_STARTED: Final = {
+    "failed": "See to that; it is started again by itself.",
+    "suspended": "See to that, then run `vllm-gateway undrain {id}`.",
+}
+
+
 _CHANGED_SINCE: Final = (
     "Its `launch` was changed as it started, which holds from its next start on:"
     " `vllm-gateway restart {id} --force` begins that now."
@@ -182,6 +189,9 @@ def _remedy(backend: BackendOverview, told: _State) -> str:
     endless = waits["why"] if waits is not None and waits["until"] is None else ""
     if backend["state"] == "failed" and endless in _BY_HAND:
         return _BY_HAND[endless]
+    trouble = tended["trouble"]
+    if backend["state"] in _NOT_STARTED and trouble and trouble in backend["detail"]:
+        return _NOT_STARTED[backend["state"]]
     if backend["state"] in ("restarting", "starting") and tended["outdated"]:
         return _CHANGED_SINCE
     ours = tended["launched"] or told.kind == "frozen"
@@ -211,7 +221,7 @@ def state_and_cause(backend: BackendOverview, failures: Mapping[str, int]) -> st
     state, cause = backend["state"], cause_of(backend, failures).rstrip(".")
     if cause[1:2].islower():  # no abbreviation
         cause = cause[0].lower() + cause[1:]
-    return f"Backend {backend['name']} is {state}: {cause.removeprefix(f'{state}: ')}"
+    return f"Backend {backend['name']} is {state}: {cause.removeprefix(f'{state}: ').removeprefix(f'{state}, ')}"
 
 
 def _waits(tended: SupervisionOverview | None, told: str) -> str:

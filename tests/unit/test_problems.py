@@ -19,7 +19,7 @@ from gateway.core.types import (
     ServedModel,
     ShedReason,
 )
-from gateway.ops.backendproblems import cause_of
+from gateway.ops.backendproblems import cause_of, state_and_cause, state_problem
 from gateway.ops.callers import Callers
 from gateway.ops.gatewayproblems import Own, own_problems
 from gateway.ops.poolproblems import pool_problems
@@ -124,6 +124,32 @@ def test_why_a_server_cannot_be_started_is_told_once():
     blind = {"state": "starting", "detail": "looking for its process"}
     told = cause_of(backend | blind | {"supervision": tended | {"running": None}}, {})
     assert told == f"Looking for its process. Its process cannot be inspected: {why}."
+
+
+@pytest.mark.parametrize(
+    ("state", "told", "step"),
+    [
+        ("failed", "", "See to that; it is started again by itself."),
+        ("suspended", "suspended, ", "See to that, then run `vllm-gateway undrain m/b1`."),
+    ],
+)
+def test_what_was_not_started_has_no_log_that_says_why(state, told, step):
+    why = "port 8000 is already in use by 42 (python)"
+    tended = {"diagnosis": None, "trouble": why, "waits": None, "running": False}
+    backend = {
+        "id": "m/b1",
+        "name": "b1",
+        "state": state,
+        "reason": "",
+        "phase_age_s": 1.0,
+        "detail": f"{told}it could not be started: {why}",
+        "supervision": tended | {"launched": True, "outdated": False},
+    }
+    assert state_problem(backend, 1.0, {}).remedy == step
+    ended = backend | {"supervision": {**backend["supervision"], "trouble": ""}}
+    assert "vllm-gateway logs m/b1" in state_problem(ended, 1.0, {}).remedy
+    said = f"Backend b1 is {state}: it could not be started: {why}"
+    assert state_and_cause(backend, {}) == said
 
 
 def test_the_last_seconds_count_so_an_outage_shows_at_once_and_so_does_its_end(fleet):
