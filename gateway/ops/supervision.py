@@ -7,6 +7,7 @@ from math import inf
 
 from typing_extensions import TypedDict
 
+from gateway.heal.autopsy import cause_of
 from gateway.heal.decisions import Wait
 from gateway.heal.states import Draining, Proving, Replacing, Starting, begins
 from gateway.heal.supervised import Supervised
@@ -45,7 +46,9 @@ class SupervisionOverview(TypedDict):
     suspended: bool  # left alone until an operator restarts or undrains it
     trouble: str  # what its launcher last failed at; empty: nothing
     waits: WaitOverview | None
-    diagnosis: DiagnosisOverview | None  # null once it is launched anew
+    diagnosis: (
+        DiagnosisOverview | None
+    )  # null once it starts again, or where its log does not say why
 
 
 class HoldOverview(TypedDict):
@@ -77,6 +80,8 @@ def reason_of(reason: str, unit: Supervised | None) -> str:
 def supervision(unit: Supervised, moment: Moment) -> SupervisionOverview:
     """Return a unit as it is told."""
     observed, decision, diagnosis = unit.observed, unit.decision, unit.diagnosis
+    if diagnosis is not None and not cause_of(diagnosis):
+        diagnosis = None
     seen, waits = observed.seen, decision if isinstance(decision, Wait) else None
     return SupervisionOverview(
         state=type(unit.state).__name__.lower(),

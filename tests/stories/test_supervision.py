@@ -1125,6 +1125,27 @@ async def test_one_whose_engine_process_ends_is_out_at_once_and_serves_on_if_it_
             assert world.unit().observed.seen.running
 
 
+async def told_of(world):
+    """What is told of m/b1, and why it has a problem."""
+    told = (await world.admin("GET", "/admin/v1/overview")).json()
+    (pool,) = told["pools"]
+    (cause,) = [each["cause"] for each in told["problems"] if each["subject"] == "backend m/b1"]
+    return pool["backends"][0]["supervision"], cause
+
+
+@story
+async def test_a_server_that_ended_without_a_word_is_not_told_to_serve():
+    async with machine() as on:
+        two = launched(on["m/b1"]), launched(on["m/b2"])
+        async with fleet(on, *two, supervision={"max_restarts": 1}) as world:
+            on["m/b1"].judge = lambda flags: Script(1, "INFO:     Application startup complete.\n")
+            await world.slot().die(-9, "INFO:     Application startup complete.\n")
+            await world.until(lambda: world.told(EventKind.SUSPENDED))
+            told, cause = await told_of(world)
+            assert told["diagnosis"] is None
+            assert "its log does not say why" in cause
+
+
 @story
 async def test_a_log_that_cannot_be_examined_ends_no_supervision():
     manual = {"supervision": {"automatic": False}}
