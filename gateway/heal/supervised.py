@@ -66,7 +66,7 @@ class Supervised:
         self.observed = Observed(backend, self.pages, launcher, shared.clock, shared.timing)
         self.signs: dict[Cause, Sign] = {}  # what the judges have against one that serves
         self.runs_with = config.launch  # what it was started with, as far as is known
-        self.diagnosis: Diagnosis | None = None  # of its end or hang, until it is launched anew
+        self.diagnosis: Diagnosis | None = None  # of its end or hang, until it starts again
         self.adapters = shared.held.of(backend.id, config)  # name to path, while it served
         self.bad_at: float | None = None  # when it last ceased to serve, by itself
         self.launched: Incarnation | None = None  # the one that we launched last
@@ -193,6 +193,8 @@ class Supervised:
             self.bad_at = self._now()
             if self.backend.models:  # the last list of the server that goes
                 self.adapters = self._shared.held.see(self.backend, self.config)
+        if isinstance(state, Starting | Serving):
+            self.diagnosis = None
         if isinstance(state, Serving):
             self.observed.watch = None
             self._watch_processes(state.incarnation)

@@ -311,7 +311,6 @@ class Unit(Supervised):
             if state.lives and self.backend.health.up:
                 self._to(Proving(now, state.incarnation))
             elif state.lives and watch is not None and watch.hung(now) is None:
-                self.diagnosis = None  # its log speaks again
                 self._to(Starting(now, state.incarnation, ours=self.ours))
             return
         autopsy = self._shared.autopsy

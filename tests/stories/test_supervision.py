@@ -1147,6 +1147,29 @@ async def test_a_server_that_ended_without_a_word_is_not_told_to_serve():
 
 
 @story
+async def test_why_a_server_ended_is_forgotten_once_its_manager_has_started_it_again():
+    async with machine() as on:
+        for name in ("m/b1", "m/b2"):
+            await on[name].begin()
+        backends = managed(on["m/b1"]), managed(on["m/b2"])
+        async with fleet(on, *backends, supervision={"automatic": False}) as world:
+            await world.slot().die(1, DIED)
+            await world.until(lambda: world.told(EventKind.EXITED))
+            told, cause = await told_of(world)
+            assert told["diagnosis"]["cause"] in cause
+            await world.slot().begin()
+            await world.serves()
+            await world.order("drain", "m/b2")  # so that all requests come to b1
+            world.slot().sim.inject("http_500@5")
+            for _ in range(5):
+                await world.chat(max_tokens=1)
+            await world.until(lambda: world.phase() is Phase.DEGRADED)
+            told, cause = await told_of(world)
+            assert told["diagnosis"] is None
+            assert "http_5xx" in cause
+
+
+@story
 async def test_a_log_that_cannot_be_examined_ends_no_supervision():
     manual = {"supervision": {"automatic": False}}
     async with machine() as on, fleet(on, launched(on["m/b1"]), wait=False, **manual) as world:
