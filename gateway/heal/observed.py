@@ -115,7 +115,7 @@ class Observed:
     def begins(self, incarnation: Incarnation | None) -> None:
         """Take note of another incarnation: what was held against the last one ended with it."""
         self.incarnation, self.since, self.judges = incarnation, self._clock.now(), Judges()
-        self._judged_from = self.since
+        self._judged_from, self.trouble = self.since, ""
 
     def ended(self, record: RequestRecord, *, failed: bool) -> None:
         """Count a request that ended; not one that was sent to another server, which had its place before."""

@@ -1170,6 +1170,21 @@ async def test_why_a_server_ended_is_forgotten_once_its_manager_has_started_it_a
 
 
 @story
+async def test_why_a_restart_failed_is_forgotten_once_another_server_runs():
+    async with machine() as on:
+        await on["m/b1"].begin()
+        async with fleet(on, managed(on["m/b1"]), supervision={"max_restarts": 1}) as world:
+            slot = world.slot()
+            slot.refuses, slot.obstacle = ["there is no unit b1"] * 2, Obstacle.CANNOT_HELP
+            await slot.die(1, DIED)
+            await world.until(lambda: world.told(EventKind.SUSPENDED))
+            assert world.unit().observed.trouble == "there is no unit b1"
+            await slot.begin()
+            await world.serves()
+            assert world.unit().observed.trouble == ""
+
+
+@story
 async def test_a_log_that_cannot_be_examined_ends_no_supervision():
     manual = {"supervision": {"automatic": False}}
     async with machine() as on, fleet(on, launched(on["m/b1"]), wait=False, **manual) as world:
