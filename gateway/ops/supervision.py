@@ -27,7 +27,7 @@ class DiagnosisOverview(TypedDict):
     """Why its process ended, or hangs in its start."""
 
     kind: str  # named as by `vllm-gateway diagnose`
-    cause: str
+    cause: str  # with what helps best
     evidence: str
 
 
@@ -80,8 +80,7 @@ def reason_of(reason: str, unit: Supervised | None) -> str:
 def supervision(unit: Supervised, moment: Moment) -> SupervisionOverview:
     """Return a unit as it is told."""
     observed, decision, diagnosis = unit.observed, unit.decision, unit.diagnosis
-    if diagnosis is not None and not cause_of(diagnosis):
-        diagnosis = None
+    why = "" if diagnosis is None else cause_of(diagnosis)
     seen, waits = observed.seen, decision if isinstance(decision, Wait) else None
     return SupervisionOverview(
         state=type(unit.state).__name__.lower(),
@@ -96,11 +95,11 @@ def supervision(unit: Supervised, moment: Moment) -> SupervisionOverview:
         suspended=unit.suspended,
         trouble=observed.trouble,
         waits=None if waits is None else _waits(waits, moment),
-        diagnosis=None
-        if diagnosis is None
-        else DiagnosisOverview(
-            kind=diagnosis.kind.value, cause=diagnosis.cause, evidence=diagnosis.evidence
-        ),
+        diagnosis=DiagnosisOverview(
+            kind=diagnosis.kind.value, cause=why, evidence=diagnosis.evidence
+        )
+        if diagnosis is not None and why
+        else None,
     )
 
 

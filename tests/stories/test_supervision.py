@@ -681,7 +681,10 @@ async def test_a_suspension_says_what_helps():
         told = launched(slot, args={"max-model-len": 2048})
         async with fleet(on, told, wait=False, **once) as world:
             await world.until(lambda: world.unit().suspended)
-            assert "about 896 tokens fit. To fix it: --max-model-len 896" in suspension(world)
+            helps = "about 896 tokens fit. To fix it: --max-model-len 896"
+            assert helps in suspension(world)
+            (down,) = (await world.admin("GET", "/admin/v1/overview")).json()["problems"]
+            assert helps in down["cause"]
 
 
 @story
