@@ -33,7 +33,7 @@ from gateway.admin.endpoint import (
     pattern_of,
 )
 from gateway.admin.replays import HEADER
-from gateway.admin.replies import json_reply, problem, reply
+from gateway.admin.replies import json_reply, packed, problem, reply
 from gateway.config.explain import in_words
 from gateway.core.bounds import MOST_ROWS
 from gateway.core.roles import Role
@@ -75,7 +75,8 @@ class Router:
             if_match=request.headers.get("if-match"),
         )
         if not endpoint.changes:
-            return await self._served(endpoint, asked)
+            served = await self._served(endpoint, asked)
+            return await packed(served, request.headers.get("accept-encoding", ""))
         return await self._changes.carry_out(
             endpoint, asked, _conditions(request, raw), lambda: self._served(endpoint, asked)
         )

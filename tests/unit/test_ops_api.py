@@ -57,6 +57,24 @@ def test_remedies_are_listed_and_dropped(tmp_path):
     assert (event["kind"], event["label"]) == ("remedy", "dropped")
 
 
+@pytest.mark.parametrize(
+    ("path", "accepted", "encoding"),
+    [
+        ("/admin/openapi.json", "br, gzip;q=0.8", "gzip"),
+        ("/admin/openapi.json", "GZIP", "gzip"),
+        ("/admin/openapi.json", "identity", None),
+        ("/admin/openapi.json", "br, gzip; q=0", None),
+        ("/admin/openapi.json", "", None),
+        ("/admin/v1/pools", "gzip", None),  # so small that packing it gains nothing
+    ],
+)
+def test_a_large_answer_is_packed_for_who_takes_it(desk, path, accepted, encoding):
+    reply = desk.get(path, **{"accept-encoding": accepted})
+    assert reply.headers.get("content-encoding") == encoding
+    assert reply.json() == desk.get(path, **{"accept-encoding": "identity"}).json()
+    assert (int(reply.headers["content-length"]) < len(reply.content)) == (encoding is not None)
+
+
 def test_metrics_are_told(desk):
     reply = desk.get("/metrics")
     assert reply.status_code == 200
