@@ -26,7 +26,7 @@ from gateway.ops.explain import (
 from gateway.ops.explain import told as decision_told
 from gateway.ops.moment import Moment
 from gateway.ops.refused import RefusedTold, refused_told
-from gateway.ops.requests import RequestTold, Seen, request_told
+from gateway.ops.requests import RequestTold, Seen, expected_prompt, request_told
 from gateway.wire.calls import ENDPOINTS, reports_usage_on_request
 
 Step = Literal[
@@ -321,7 +321,7 @@ def _output_limit(record: RequestRecord) -> int | None:
 def _tokens(told: RequestTold, record: RequestRecord) -> TokensTold:
     demand, need = record.demand, record.need
     return TokensTold(
-        expected_prompt=None if need is None else need.prompt_tokens,
+        expected_prompt=expected_prompt(record),
         exact=None if demand is None else demand.exact,
         expected_output=None if need is None else need.output_tokens,
         stated_output=record.stated_tokens,

@@ -15,6 +15,7 @@ from typing import Final, Literal, NamedTuple
 
 from typing_extensions import TypedDict
 
+from gateway.core.endpoints import NO_ENGINE
 from gateway.core.types import Outcome, RequestRecord
 from gateway.ingress.downstream import Downstream
 from gateway.observe.ended import EndedRequests
@@ -186,7 +187,6 @@ def request_told(seen: Seen, moment: Moment) -> RequestTold:
     if seen.down is not None:
         said_tokens = said_so_far(seen.down)
         first_at = seen.down.started_at
-    prompt_tokens = None if record.need is None else record.need.prompt_tokens
     return RequestTold(
         id=record.id,
         at=moment.told(record.received_at),
@@ -208,7 +208,7 @@ def request_told(seen: Seen, moment: Moment) -> RequestTold:
         if record.stream
         else None,
         duration_s=round(until - record.received_at, 3),
-        prompt_tokens=prompt_tokens if usage is None else usage.prompt_tokens,
+        prompt_tokens=expected_prompt(record) if usage is None else usage.prompt_tokens,
         output_tokens=said_tokens,
         cached_tokens=None if usage is None else usage.cached_tokens,
         tokens_from=None if usage is None else usage.source.value,
@@ -216,6 +216,13 @@ def request_told(seen: Seen, moment: Moment) -> RequestTold:
         resumed=record.resumed,
         cursor=cursor_of(place_of(record)),
     )
+
+
+def expected_prompt(record: RequestRecord) -> int | None:
+    """Return how many tokens an engine is expected to read; None: not known, or no engine reads any."""
+    if record.need is None or record.endpoint in NO_ENGINE:
+        return None
+    return record.need.prompt_tokens
 
 
 def said_so_far(down: Downstream) -> int | None:

@@ -66,6 +66,18 @@ async def test_a_request_that_went_well_is_told_from_its_arrival_to_its_end():
 
 
 @story
+async def test_what_no_engine_reads_has_no_prompt():
+    async with gateway(FAST) as world:
+        body, headers = {"model": "m", "prompt": "hi"}, {"x-request-id": "counted"}
+        reply = await world.http.post("/tokenize", json=body, headers=headers)
+        assert reply.status_code == 200
+        told = await explained(world, "counted")
+        assert (told["prompt_tokens"], told["tokens"]["expected_prompt"]) == (None, None)
+        _, out = await verb(world, "explain", "counted")
+        assert "tokens expected" not in out
+
+
+@story
 async def test_a_stream_tells_what_was_added_to_its_body_and_when_its_first_token_came():
     async with gateway(FAST, FAST) as world:
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
