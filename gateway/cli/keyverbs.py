@@ -173,8 +173,11 @@ def keys_update(  # noqa: PLR0913 - the options of a verb
     changes |= dict.fromkeys(unset or ())
     if not changes:
         raise VerbError("nothing to change", "name a setting, such as --tier gold", Exit.USAGE)
-    told = keys_of(config, server, token).update(key_id, changes, if_version)
-    print(f"key {key_id} is changed; its version is {told['version']}", file=sys.stderr)
+    keys = keys_of(config, server, token)
+    before = if_version or keys.get(key_id)["version"]
+    told = keys.update(key_id, changes, if_version)
+    what = "was like that already" if told["version"] == before else "is changed"
+    print(f"key {key_id} {what}; its version is {told['version']}", file=sys.stderr)
     if output == "json":
         print_json(told)
 

@@ -560,6 +560,16 @@ def test_a_list_is_for_people(run, file):
     assert "  yes       -  " in free
 
 
+def test_a_change_to_what_a_key_has_already_is_told_as_none(run, file):
+    made = created(run, file)
+    change = ("keys", "update", made["id"], "-c", file, "--owner", "ann")
+    assert f"key {made['id']} is changed" in run(*change)[2]
+    _, out, err = run(*change, "-o", "json")
+    assert f"key {made['id']} was like that already" in err
+    version = json.loads(out)["version"]
+    assert "was like that already" in run(*change, "--if-version", version)[2]
+
+
 def test_a_setting_that_cannot_be_taken_away_is_told_of_the_option(run, file):
     made = created(run, file)
     code, _, err = run("keys", "update", made["id"], "-c", file, "--unset", "foo")
