@@ -170,11 +170,15 @@ def test_a_proxy_that_leads_to_a_unix_socket_is_found(written):
 
 
 @contextlib.contextmanager
-def proxy(post, path=None, under=""):
-    """A proxy that answers to GET under a path, and to POST as told; on the UNIX socket at a path, if one is named."""
+def proxy(post, path=None, under="", far_s=0.0):
+    """A proxy that answers to GET under a path, and to POST as told; on the UNIX socket at a path, if one is named.
+
+    It answers to /livez after `far_s`.
+    """
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
+            time.sleep(far_s if self.path.endswith("/livez") else 0.0)
             self.send_response(200 if self.path == f"{under}/livez" else 404)
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -272,6 +276,16 @@ def test_a_body_limit_is_told_large_enough():
         findings = list(through_findings(site, config(limits=limits), Asked(), site))
     (wrong,) = [each for each in findings if each.verdict == "wrong"]
     assert wrong.change == "client_max_body_size 34m;"
+
+
+def test_a_proxy_that_is_far_away_is_given_the_time_to_refuse():
+    def refuse(_):
+        time.sleep(2.0)  # beyond the 1.5 s that one nearby has
+        return 413
+
+    with proxy(refuse, far_s=2.0) as site:  # four times that to refuse in
+        findings = list(through_findings(site, config(), Asked(), site))
+    assert ("body_size", "wrong") in [(each.about, each.verdict) for each in findings]
 
 
 def test_trusted_proxies_are_wanted_where_nginx_names_the_client():

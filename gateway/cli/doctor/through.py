@@ -17,13 +17,16 @@ from gateway.cli.doctor.replies import Asked, stream_findings
 from gateway.cli.doctor.site import TIMEOUT_S, Site
 from gateway.config.models import Config
 
-_REFUSES_S: Final = 1.5  # within which a proxy refuses a body by its length
+# Within which a proxy refuses a body by its length: so long, or so many times what a reply takes.
+_REFUSES_S: Final = 1.5
+_REPLIES: Final = 4
 _APART: Final = "keys expire, and limits refill, at other times than you think"
 _CERTIFICATE_DAYS: Final = 14
 
 
 def through_findings(site: Site, config: Config, asked: Asked, gateway: Site) -> Iterator[Finding]:
     """Yield what is found through the proxy at a site; `gateway` is the gateway's own listener."""
+    began = time.monotonic()
     try:
         date = _livez(site)
     except ssl.SSLError as error:
@@ -35,12 +38,13 @@ def through_findings(site: Site, config: Config, asked: Asked, gateway: Site) ->
         yield Finding(verdict="wrong", about="reach", told=f"{site.url} does not lead to a gateway: {why}",
                       change="see that the proxy runs and that proxy_pass names the gateway's `listen`")  # fmt: skip
         return
+    refuses_s = max(_REFUSES_S, _REPLIES * (time.monotonic() - began))
     yield ok("reach", f"{site.url} leads to a gateway")
     yield from of_date(date, "the proxy", "wrong", _APART)
     for about, tried in (
         ("tls", _tls(site)),
         ("admin", _admin(site)),
-        ("body_size", _body(site, config)),
+        ("body_size", _body(site, config, refuses_s)),
     ):
         try:
             yield from tried
@@ -108,7 +112,7 @@ def _get(site: Site, path: str) -> tuple[int, str, bytes]:
         connection.close()
 
 
-def _body(site: Site, config: Config) -> Iterator[Finding]:
+def _body(site: Site, config: Config, refuses_s: float) -> Iterator[Finding]:
     """Announce the largest body that the gateway takes, and send none of it."""
     most = max(config.limits.max_body, config.limits.max_audio_body)
     audio = config.limits.max_audio_body > config.limits.max_body
@@ -122,7 +126,7 @@ def _body(site: Site, config: Config) -> Iterator[Finding]:
         connection.putheader("Content-Length", str(most))
         connection.endheaders()
         if connection.sock is not None:
-            connection.sock.settimeout(_REFUSES_S)
+            connection.sock.settimeout(refuses_s)
         reply = connection.getresponse()
         told = reply.read(4096)
     except TimeoutError:
