@@ -22,7 +22,7 @@ from pydantic import JsonValue, SecretStr
 
 from gateway.config.findings import KeyPath
 from gateway.config.models import Config
-from gateway.config.units import OrText, Section
+from gateway.config.units import Listen, OrText, Section
 
 
 def _is_section(kind: Any) -> bool:
@@ -92,7 +92,7 @@ def masked(lines: Sequence[str], values: Iterable[Span], names: Iterable[Span]) 
     for name in names:
         show(name, str)
     for value in values:
-        show(value, _cleaned if may_show(value.path) else _hidden)
+        show(value, _telling(value.path))
     return [_without_comment(line, end) for line, end in zip(shown, ends, strict=True)]
 
 
@@ -103,14 +103,26 @@ def masked_raw(line: str) -> str:
 
 def may_show(path: KeyPath) -> bool:
     """Whether the value at a path of the file may be shown: its setting is known, and no secret."""
+    return _telling(path) is not _hidden
+
+
+def _telling(path: KeyPath) -> Callable[[str], str]:
+    """Return how the value at a path of the file is shown."""
     if _COMMAND in path[:-1]:  # any of its words may be a secret
-        return False
+        return _hidden
     annotation: Any = Config
     for part in path:
         annotation = _inside(annotation, part)
         if annotation is None:
-            return False
-    return _is_text(annotation)
+            return _hidden
+    if not _is_text(annotation):
+        return _hidden
+    return _as_written if Listen in _kinds(annotation) else _cleaned
+
+
+def _as_written(text: str) -> str:
+    """Show an address to listen at, which has no secret, unless a variable has one."""
+    return _cleaned(text) if "$" in text else text
 
 
 def _hidden(text: str) -> str:

@@ -33,6 +33,8 @@ def told(text):
         ("limits: {x: 1} # api_key: abc", "limits: {x: *}"),
         ("log: {level: warn, HF_TOKEN: abc}", "log: {level: warn, HF_TOKEN: ***}"),
         ("listen: 127.0.0.1:99999", "listen: 127.0.0.1:99999"),
+        ("listen: 127.0.0.1:80a", "listen: 127.0.0.1:80a"),
+        ("admin: {listen: '127.0.0.1:${P:-80a}'}", "admin: {listen: '127.0.0.1:**********}"),
     ],
 )
 def test_an_excerpt_shows_the_values_of_known_settings_that_are_no_secrets(line, shown):
