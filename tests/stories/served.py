@@ -36,7 +36,7 @@ async def program(*words: str) -> str:
 
 @dataclass
 class Served:
-    """One gateway, whose process may be replaced; all its processes write the same log."""
+    """One gateway, whose process may be replaced. Each process that we start has a log of its own."""
 
     folder: pathlib.Path
     port: int
@@ -50,7 +50,8 @@ class Served:
     def start(self, *words: str | pathlib.Path, pass_fds: tuple[int, ...] = ()) -> None:
         """Start it; `words` are another command line than the usual one."""
         usual = (self.program, "serve", "-c", self.path)
-        with (self.folder / "log").open("ab") as log, (self.folder / "errors").open("ab") as errors:
+        log_file = self.folder / f"log{len(self.children)}"
+        with log_file.open("ab") as log, (self.folder / "errors").open("ab") as errors:
             started = subprocess.Popen(
                 words or usual,
                 stdout=log,
@@ -83,9 +84,13 @@ class Served:
         return {"authorization": f"Bearer {self.key}"}
 
     def lines(self, event: str) -> list[dict[str, object]]:
-        """Return the log's lines about an event."""
-        written, _, _ = (self.folder / "log").read_text().rpartition("\n")  # no half of a line
-        every = [json.loads(each) for each in written.splitlines() if each[:1] == "{"]
+        """Return the log's lines about an event.
+
+        No half of a line: one may be under way, or be the last that a killed process wrote.
+        """
+        logs = [(self.folder / f"log{place}").read_text() for place in range(len(self.children))]
+        whole = [line for log in logs for line in log.rpartition("\n")[0].splitlines()]
+        every = [json.loads(each) for each in whole if each[:1] == "{"]
         return [each for each in every if each.get("event") == event]
 
     def errors(self) -> str:
