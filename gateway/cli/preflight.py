@@ -21,6 +21,7 @@ from gateway.config.models import BackendConfig, PoolConfig
 from gateway.core.aio import SystemClock
 from gateway.pools.backend import Backend
 from gateway.pools.configured import configure, identify
+from gateway.pools.unanswered import in_words
 from gateway.store.shared import StoreUnavailable
 from gateway.watch.fetch import FetchError, Pages
 from gateway.wire.vllm import parse_models, parse_version
@@ -32,27 +33,13 @@ _OF_SOCKETS: Final = {
     "unreachable": "cannot connect; may this user write to the socket?",
 }
 _NOT_RUNNING: Final = frozenset({"refused", "unreachable"})  # nothing listens there, no socket
-_REASONS: Final = {
-    "ours": "this machine has no free port, file descriptor or memory, or no such kind of address",
-    "refused": "connection refused",
-    "dns": "the host name cannot be resolved",
-    "tls": "the TLS handshake failed; does it speak TLS (vLLM's `--ssl-certfile`)?",
-    "tls_untrusted": "the authority of its certificate is not trusted here; deploy/OPERATIONS.md says how to trust it",
-    "tls_expired": "its certificate has expired or is not valid yet, or this machine's clock is wrong",
-    "tls_name": "its certificate is for another host name or address than the one in its URL",
-    "unreachable": "cannot connect",
-    "timeout": f"no answer within {TIMEOUT_S:g} s",
-    "reset": "the connection was closed",
-    "garbage": "the response is not vLLM's",
-    "http_401": "it rejects the gateway's key; set api_key",
-    "http_403": "it rejects the gateway's key; set api_key",
-}
 
 
 def why_not(backend: Backend, reason: str) -> str:
     """Return in plain words why a backend could not be asked: `FetchError.reason`."""
-    words = _REASONS if backend.socket is None else _REASONS | _OF_SOCKETS
-    return words.get(reason, reason)
+    if backend.socket is not None and reason in _OF_SOCKETS:
+        return _OF_SOCKETS[reason]
+    return f"no answer within {TIMEOUT_S:g} s" if reason == "timeout" else in_words(reason)
 
 
 @dataclass(slots=True)
@@ -84,7 +71,7 @@ class _Visit:
             if step != "/version":  # some servers do not tell it
                 self.problem = f"{step}: {why_not(self.backend, error.reason)}"
         except ValueError:
-            self.problem = f"{step}: {_REASONS['garbage']}"
+            self.problem = f"{step}: {in_words('garbage')}"
         finally:
             pages.close()
 

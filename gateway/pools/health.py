@@ -74,6 +74,7 @@ from gateway.pools.attribution import is_hard
 from gateway.pools.ejection import ejected, told
 from gateway.pools.facts import Accused, HealthState, Policy, Tending
 from gateway.pools.progress import Listened, Progress, listened, moved, scraped
+from gateway.pools.unanswered import in_words
 
 _BY_OBSERVATION: Final = {
     Phase.STARTING: frozenset({Phase.READY, Phase.DEGRADED, Phase.DOWN}),
@@ -338,13 +339,11 @@ def _doubt(state: HealthState, policy: Policy) -> tuple[str, str] | None:
 
 def _not_up(state: HealthState, policy: Policy) -> tuple[Phase, str, str]:
     if not state.started:
-        seen = (
-            "not checked yet" if state.trouble == "new" else f"last health check: {state.trouble}"
-        )
-        return Phase.STARTING, state.trouble, seen
+        seen = f"last health check: {in_words(state.trouble)}"
+        return Phase.STARTING, state.trouble, "not checked yet" if state.trouble == "new" else seen
     if state.trouble == "connect":
         return Phase.DOWN, "connect", f"{policy.burst} requests in a row could not connect"
     if state.trouble == "http_503":
         return Phase.DOWN, state.trouble, "/health reports that the engine is dead (503)"
-    why = f"{policy.fall} or more health checks failed in a row, most recently: {state.trouble}"
+    why = f"{policy.fall} or more health checks failed in a row, most recently: {in_words(state.trouble)}"
     return Phase.DOWN, state.trouble, why

@@ -53,14 +53,33 @@ def test_a_new_backend_is_ready_after_one_probe_once_its_models_are_known():
     assert after(NEW, models(1.0), ProbePassed(1.0)).phase is Phase.READY
 
 
-@pytest.mark.parametrize("reason", ["refused", "timeout", "http_503", "models_http_401"])
-def test_a_backend_that_never_started_stays_starting_and_says_why(reason):
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("refused", "connection refused"),
+        ("timeout", "no answer in time"),
+        ("dns", "the host name cannot be resolved"),
+        ("tls", "the TLS handshake failed; does it speak TLS (vLLM's `--ssl-certfile`)?"),
+        ("http_404", "there is no such path (404); does vLLM listen there?"),
+        ("http_500", "it answers with status 500"),
+        ("http_503", "it answers with status 503"),
+        ("models_http_401", "/v1/models: it rejects the gateway's key; set api_key"),
+        ("models_too_large", "/v1/models: the response is not vLLM's"),
+        ("exited", "exited"),
+    ],
+)
+def test_a_backend_that_never_started_stays_starting_and_says_why_in_words(reason, said):
     state = after(NEW, *[ProbeFailed(float(at), reason) for at in range(1000)])
 
     assert state.phase is Phase.STARTING
     assert state.reason == reason
-    assert reason in state.detail
+    assert state.detail == f"last health check: {said}"
     assert state.since == 0.0
+
+
+def test_a_backend_that_is_down_says_why_in_words():
+    assert DOWN.reason == "refused"
+    assert DOWN.detail.endswith("failed in a row, most recently: connection refused")
 
 
 def test_probes_that_time_out_do_not_take_out_a_server_that_answers_requests():
