@@ -239,7 +239,7 @@ def _load(path: Path) -> Any:
         return _yaml().load(path.read_bytes())
     except FileNotFoundError as error:
         raise ConfigError(
-            [f"{path}: error: file not found; `vllm-gateway keys create NAME` creates it"]
+            [f"{path}: error: file not found; `vllm-gateway keys create NAME -c FILE` creates it"]
         ) from error
     except OSError as error:
         raise ConfigError([f"{path}: error: {error.strerror}"]) from error

@@ -119,7 +119,7 @@ class Guard:
         return problem(
             HTTPStatus.UNAUTHORIZED,
             "unauthorized",
-            "Send the admin token: Authorization: Bearer <admin.token>.",
+            "This is the admin listener. Send its token: Authorization: Bearer <admin.token>.",
             {"www-authenticate": "Bearer"},
         )
 

@@ -38,6 +38,8 @@ from gateway.config.explain import in_words
 from gateway.core.bounds import MOST_ROWS
 from gateway.core.roles import Role
 
+_LIST: Final = "GET /admin/openapi.json lists what there is."
+_MODELS: Final = "This is the admin listener; models are served at the other address, `listen`."
 _ROWS_A_TURN: Final = 50  # of a list, before streams get their turn
 
 
@@ -128,7 +130,9 @@ class Router:
                 return endpoint, found.groupdict()
             allowed += endpoint.methods
         if not allowed:
-            detail = f"There is no {path[:200]} here. GET /admin/openapi.json lists what there is."
+            detail = (
+                f"There is no {path[:200]} here. {_MODELS if path.startswith('/v1/') else _LIST}"
+            )
             raise Problem(HTTPStatus.NOT_FOUND, "not_found", detail)
         allow = ", ".join(dict.fromkeys(allowed))
         raise Problem(

@@ -31,6 +31,9 @@ from gateway.core.errors import ConfigError
 
 _STAND_IN: Final = {"pools-are-wrong": {"backends": ["http://pools-are-wrong"]}}
 _SECRET_CHARS: Final = 4  # fewer are no secret, and a part of other words
+_NO_FILE: Final = (
+    "give its path with -c, or have one written: `vllm-gateway init --from http://HOST:8000`"
+)
 _MOST_BYTES: Final = 16 * 1024**2  # more is a log or a model, whose reading would fill the memory
 _ROUNDS: Final = 20  # of taking out wrong values; each one takes out at least one
 
@@ -103,9 +106,9 @@ def check_file(path: Path, env: Mapping[str, str] = os.environ) -> Checked:
         with path.open("rb") as opened:
             raw = opened.read(_MOST_BYTES + 1)
     except OSError as error:
-        return _unusable(
-            path, "unreadable-file", f"cannot read the file: {error.strerror or error}"
-        )
+        told = f"cannot read the file: {error.strerror or error}"
+        hint = _NO_FILE if isinstance(error, FileNotFoundError) else ""
+        return _unusable(path, "unreadable-file", told, hint)
     if len(raw) > _MOST_BYTES:
         told = f"the file is larger than {format_size(_MOST_BYTES)}, so it is no settings file"
         return _unusable(path, "unreadable-file", told)
@@ -116,8 +119,8 @@ def check_file(path: Path, env: Mapping[str, str] = os.environ) -> Checked:
     return check_text(text, file=str(path), folder=path.absolute().parent, env=env)
 
 
-def _unusable(path: Path, code: str, message: str) -> Checked:
-    return Checked((Finding(Severity.ERROR, code, message, file=str(path)),))
+def _unusable(path: Path, code: str, message: str, hint: str = "") -> Checked:
+    return Checked((Finding(Severity.ERROR, code, message, hint, str(path)),))
 
 
 def check_text(

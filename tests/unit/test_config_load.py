@@ -511,6 +511,15 @@ def test_a_file_that_cannot_be_read_is_a_finding(tmp_path):
     assert [each.code for each in check_file(tmp_path / "latin.yaml").findings] == ["bad-yaml"]
 
 
+def test_where_no_file_is_the_next_step_is_told(tmp_path):
+    (finding,) = check_file(tmp_path / "no.yaml").findings
+    assert finding.message == "cannot read the file: No such file or directory"
+    assert "give its path with -c" in finding.hint
+    assert "`vllm-gateway init --from http://HOST:8000`" in finding.excerpt()
+    (finding,) = check_file(tmp_path).findings
+    assert (finding.message, finding.hint) == ("cannot read the file: Is a directory", "")
+
+
 def test_no_more_of_a_file_is_read_than_settings_can_have():
     (finding,) = check_file(pathlib.Path("/dev/zero")).findings  # it has no end
     assert finding.message == "the file is larger than 16MiB, so it is no settings file"

@@ -75,6 +75,11 @@ def test_a_created_key_lets_its_holder_in_with_its_limits(path):
     assert not caller.may_use("llama")
 
 
+def test_a_keys_file_that_is_missing_is_told_with_the_command_that_makes_it(tmp_path):
+    with pytest.raises(ConfigError, match="`vllm-gateway keys create NAME -c FILE` creates it"):
+        KeyRing.load(tmp_path / "keys.yaml")
+
+
 @pytest.mark.parametrize("scheme", [b"Bearer ", b"bearer ", b"BEARER ", b"Bearer   "])
 def test_the_scheme_may_be_written_in_any_case(path, scheme):
     made = create(path, name="a", wall_now=NOW)

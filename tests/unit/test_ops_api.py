@@ -75,6 +75,16 @@ def test_a_large_answer_is_packed_for_who_takes_it(desk, path, accepted, encodin
     assert (int(reply.headers["content-length"]) < len(reply.content)) == (encoding is not None)
 
 
+def test_who_asks_here_for_a_model_is_told_where_models_are(desk, guarded):
+    reply = desk.client.post("/v1/chat/completions", json={})
+    assert (reply.status_code, reply.json()["code"]) == (404, "not_found")
+    assert "models are served at the other address, `listen`" in reply.json()["detail"]
+    assert "openapi.json" in desk.get("/v2").json()["detail"]
+    reply = guarded.client.post("/v1/chat/completions", json={})
+    assert reply.status_code == 401
+    assert reply.json()["detail"].startswith("This is the admin listener. Send its token")
+
+
 def test_metrics_are_told(desk):
     reply = desk.get("/metrics")
     assert reply.status_code == 200
