@@ -81,11 +81,12 @@ def check_listeners(config: Config) -> Iterator[Remark]:
             "make one with `openssl rand -hex 32`",
         )
     if _clash(admin, public):
+        written = "listen" in config.admin.model_fields_set
         yield Remark(
-            ("admin", "listen"),
+            ("admin", "listen") if written else ("listen",),
             "address-clash",
-            f"{admin} is also the address of the public listener",
-            "give the admin listener its own port",
+            f"{admin} is the address of both listeners, the public and the admin one",
+            "give one of them another port, such as `admin: {listen: 127.0.0.1:9091}`",
         )
     if config.keys is None and not public.loopback:
         yield Remark(

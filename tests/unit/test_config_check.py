@@ -72,6 +72,21 @@ def test_the_two_listeners_must_not_share_an_address(public, admin, clash):
 
 
 @pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("listen: 127.0.0.1:9090", ("listen",)),  # the default of the other
+        ("admin: {listen: 127.0.0.1:8080}", ("admin", "listen")),
+        ("listen: 127.0.0.1:80\nadmin: {listen: 127.0.0.1:80}", ("admin", "listen")),
+    ],
+)
+def test_an_address_of_both_listeners_is_told_where_it_is_written(text, path):
+    (finding,) = findings(POOL + text)
+    assert finding.path == path
+    assert finding.place.line > 1
+    assert "`admin: {listen: 127.0.0.1:9091}`" in finding.hint
+
+
+@pytest.mark.parametrize(
     ("listens", "backend", "clash"),
     [
         ("127.0.0.1:7777", "http://127.0.0.1:7777", True),
