@@ -246,7 +246,8 @@ PROBLEMS: Final = (
         "{{ $labels.subject }} asks for more than its limit",
         means="A key or its tenant is over a limit; those requests got a 429. Others are not touched.",
         look="`vllm-gateway status` has the rule and the numbers; `vllm-gateway keys effective ID` all its limits.",
-        act="Nothing, if that is what the limit is for. Else `vllm-gateway keys update ID --limit RULE=N`.",
+        act="Nothing, if that is what the limit is for. Else `vllm-gateway keys update ID --limit RULE=N`; it replaces"
+        " all limits of the key, so repeat `--limit` for each that stays. A tenant's are under `tenants` in the settings.",
     ),
     _problem(
         "ClientTooSlow",
