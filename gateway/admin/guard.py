@@ -7,6 +7,7 @@ that it points here (DNS rebinding), and must not change anything.
 from __future__ import annotations
 
 import hmac
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,6 +30,8 @@ from gateway.core.addresses import Proxies
 from gateway.core.errors import GatewayError
 from gateway.core.roles import ON_THIS_MACHINE, Role
 from gateway.ops.upgrading import Upgrades
+
+log = logging.getLogger(__name__)
 
 OPEN_PATHS: Final = frozenset({"/livez", "/readyz"})
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -116,6 +119,11 @@ class Guard:
                 "Too many requests without the admin token came from your address.",
                 {"retry-after": f"{wait_s:.0f}"},
             )
+        log.warning(
+            "%s sent no valid token to the admin listener",
+            address or _SOCKET,
+            extra={"event": "admin_refused", "client": address},
+        )
         return problem(
             HTTPStatus.UNAUTHORIZED,
             "unauthorized",

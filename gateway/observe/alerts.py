@@ -249,7 +249,8 @@ CLIENTS: Final = (
         severity="warning",
         summary="Wrong keys arrive at the {{ $labels.listener }} listener, {{ $value | humanize }} a second",
         means="A client goes on with a revoked key, or somebody guesses. Answers to one address are limited.",
-        look="The log names the addresses that sent most of them.",
+        look="`client` of the log's lines: `request` with `outcome` `unauthenticated` at the public listener,"
+        " `admin_refused` at the admin one.",
         act="Tell the client's owner, or block the address in front of the gateway.",
     ),
 )

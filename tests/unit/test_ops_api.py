@@ -85,6 +85,16 @@ def test_who_asks_here_for_a_model_is_told_where_models_are(desk, guarded):
     assert reply.json()["detail"].startswith("This is the admin listener. Send its token")
 
 
+def test_who_has_no_token_is_named_in_the_log_as_often_as_it_is_told(tmp_path, caplog):
+    guarded = Desk(tmp_path, limits={"failed_keys": 2}, token=TOKEN)
+    headers = {"authorization": "Bearer not-the-token"}
+    answered = [guarded.get("/metrics", **headers).status_code for _ in range(4)]
+    assert answered == [401, 401, 429, 429]
+    lines = [each for each in caplog.records if getattr(each, "event", "") == "admin_refused"]
+    assert [each.client for each in lines] == ["testclient"] * 2
+    assert "not-the-token" not in caplog.text
+
+
 def test_metrics_are_told(desk):
     reply = desk.get("/metrics")
     assert reply.status_code == 200
