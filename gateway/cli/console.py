@@ -55,6 +55,8 @@ def print_failure(error: Exception) -> Exit:
     hint, code = "", Exit.FAILURE
     if isinstance(error, VerbError):
         message, hint, code = str(error), error.hint, error.code
+    elif isinstance(error, BrokenPipeError):  # whoever read the output wants no more, as `head`
+        return code
     elif isinstance(error, OSError):
         message = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
         hint = _TAKEN if error.errno == errno.EADDRINUSE else ""

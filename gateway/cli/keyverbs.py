@@ -337,7 +337,7 @@ def _print_key(made: Told, output: str) -> None:
     if output == "json":
         print_json({"id": made["id"], "key": made["key"]})
         return
-    print(made["key"])
+    print(made["key"], flush=True)  # it may not be possible
     print(
         f"Save this key (id {made['id']}) now: only its hash is stored, and it cannot be shown again.",
         file=sys.stderr,

@@ -34,7 +34,7 @@ from gateway.cli.plan import plan
 from gateway.cli.policy import config_policy
 from gateway.cli.quarantine import quarantine_app
 from gateway.cli.settings import DEFAULT_FILE, ConfigFile, usable
-from gateway.cli.streams import make_ready
+from gateway.cli.streams import make_ready, written_out
 from gateway.cli.top import top
 from gateway.cli.verbs import group
 
@@ -57,8 +57,8 @@ def main() -> None:
     make_ready()
     debug = "-vv" in sys.argv or bool(os.environ.get("GATEWAY_DEBUG"))
     try:
-        words = [word for word in sys.argv[1:] if word != "-vv"]
-        _command_of(app)(args=words, prog_name="vllm-gateway")
+        with written_out():
+            _command_of(app)([word for word in sys.argv[1:] if word != "-vv"], "vllm-gateway")
     except Exception as error:
         if debug:
             raise

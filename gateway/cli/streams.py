@@ -1,11 +1,16 @@
-"""What a process finds at its start: streams that are closed or take few characters, and signals that nobody heeds."""
+"""What a process finds at its start: streams that are closed or take few characters, and signals that nobody heeds.
+
+And what it leaves behind at its end: output that is written.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
 import sys
+from collections.abc import Iterator
 
 
 def make_ready() -> None:
@@ -38,3 +43,21 @@ def replace_unwritable() -> None:
     """Have a `?` written for a character that standard output cannot take, in place of a failure."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")
+
+
+@contextlib.contextmanager
+def written_out() -> Iterator[None]:
+    """Write what is left for standard output at the end, while a failure can still be told.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    try:
+        yield
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            # The end of the process would try it again, and tell of it in Python's words.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise

@@ -831,6 +831,31 @@ def test_a_server_that_cannot_be_reached_is_named(run, server, code, words):
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("config", "policy"),
+        ("keys", "create", "ci", "-c", "gw.yaml"),  # nor is it told to save a key that nobody saw
+        ("check", "nope.yaml"),
+    ],
+)
+def test_output_that_cannot_be_written_is_a_failure_in_words(file, words, unbuffered):
+    def ran(stdout):
+        told = subprocess.run(
+            [sys.executable, "-c", MAIN, *words], stdout=stdout, stderr=subprocess.PIPE, text=True,
+            cwd=file.parent, env={**os.environ, "PYTHONUNBUFFERED": unbuffered}, timeout=60, check=False,
+        )  # fmt: skip
+        return told.returncode, told.stderr
+
+    with open("/dev/full", "w") as full:
+        assert ran(full) == (1, "vllm-gateway: No space left on device\n")
+    read, write = os.pipe()
+    os.close(read)  # as `| head` does once it has its lines
+    with open(write, "w") as unread:
+        assert ran(unread) == (1, "")
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 @pytest.mark.parametrize("output", ["text", "json"])
 def test_a_character_that_a_terminal_cannot_write_is_no_failure(tmp_path, encoding, output):
