@@ -41,17 +41,17 @@ def not_yaml(error: YAMLError | ValueError | RecursionError, text: str) -> NotYa
     problem, opened = error.problem or "", error.context_mark
     place = _place(error.problem_mark or opened)
     for pattern, tell in _KNOWN:
-        if found := re.search(pattern, problem):
-            return tell(found, opened, place)
-    told = re.sub(r"'[^']*'", "something else", problem) or "it cannot be read"
-    return NotYaml(f"this is not YAML: {told}", "", place)
+        if (found := re.search(pattern, problem)) and (told := tell(found, opened, place)):
+            return told
+    words = re.sub(r"'[^']*'", "something else", problem) or "it cannot be read"
+    return NotYaml(f"this is not YAML: {words}", "", place)
 
 
 def _place(mark: StringMark | None) -> Place:
     return Place(mark.line + 1, mark.column + 1) if mark is not None else Place()
 
 
-_Told = Callable[[re.Match[str], StringMark | None, Place], NotYaml]
+_Told = Callable[[re.Match[str], StringMark | None, Place], NotYaml | None]
 
 
 def _says(message: str, hint: str = "") -> _Told:
@@ -68,6 +68,13 @@ def _opens(what: str, closes: str) -> _Told:
     )
 
 
+def _within(found: re.Match[str], opened: StringMark | None, place: Place) -> NotYaml | None:
+    """Say that a value has a sign in it; None where a bracket of an earlier line may be meant, which is not closed."""
+    if _place(opened).line != place.line:
+        return None
+    return NotYaml(f"there is a `{found[1]}` within a value here", _QUOTES, place)
+
+
 _QUOTES: Final = "put the value in quotes"
 _KNOWN: Final[tuple[tuple[str, _Told], ...]] = (
     (
@@ -75,6 +82,7 @@ _KNOWN: Final[tuple[tuple[str, _Told], ...]] = (
         _says("a tab indents this line; YAML takes spaces only", "replace the tab with spaces"),
     ),
     (r"character '(.)' that", _says("a value cannot begin with {0}", _QUOTES)),
+    (r"^expected ',' or '[\]}]', but got '([:\[{])'", _within),
     (r"^expected ',' or '\]'", _opens("bracket [", "]")),
     (r"^expected ',' or '\}'", _opens("brace {", "}")),
     (r"found unexpected end of stream", _opens("quote", "quote")),
@@ -88,6 +96,15 @@ _KNOWN: Final[tuple[tuple[str, _Told], ...]] = (
             "there is a second `:` here, or the line is indented more than the one above it",
             "put a value that contains `: ` in quotes, and align the keys of one mapping",
         ),
+    ),
+    (
+        r"expected <block end>, but found '<scalar>'",
+        _says("text follows a value that has ended", "put all of the value in quotes"),
+    ),
+    (r"but found '([\]}])'", _says("this {0} closes nothing", "remove it")),
+    (
+        r"expected '<document start>'",
+        _says("text follows the first value", "settings are `key: value`; is this another format?"),
     ),
     (
         r"expected <block end>",

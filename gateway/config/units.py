@@ -144,7 +144,7 @@ def parse_listen(value: object) -> Listen:
     """Return the listener of `127.0.0.1:8080`, `[::1]:8080`, `host:8080` or `unix:/run/gw.sock`."""
     if isinstance(value, Listen):
         return value
-    hint = "{value} is not an address such as 127.0.0.1:8080, [::1]:8080 or unix:/run/gw.sock"
+    hint = "{value} is not an address such as 127.0.0.1:8080, '[::1]:8080' or unix:/run/gw.sock"
     text = _text(value)
     if text is None:
         raise _bad("bad_address", hint, value)
@@ -158,7 +158,7 @@ def parse_listen(value: object) -> Listen:
         host = host[1:-1]
     elif _NOT_BRACKETED.fullmatch(host):
         raise _bad(
-            "bad_address", "put the IPv6 address in {value} in brackets, like [::1]:8080", value
+            "bad_address", "put the IPv6 address in {value} in brackets, like '[::1]:8080'", value
         )
     elif not _HOST.fullmatch(host):
         raise _bad("bad_address", hint, value)

@@ -53,7 +53,7 @@ def _why_no_url(value: str) -> str:
     """Say what is wrong with the host or the port of a URL, which are not repeated."""
     server = _server(value)
     if server.count("[") != server.count("]") or ("[" not in server and server.count(":") > 1):
-        return "write an IPv6 address in brackets, like http://[::1]:8000"
+        return "write an IPv6 address in brackets, like 'http://[::1]:8000'"
     if (port := server.rpartition(":")[2]).isdecimal() and int(port) > MOST_PORT:
         return "the port in the URL is above 65535"
     return "the port in the URL is not a number"
