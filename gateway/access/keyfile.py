@@ -28,10 +28,11 @@ from typing import Any, Final
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.constructor import RoundTripConstructor
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import YAMLError
 
 from gateway.access.keyerrors import BadSettings
 from gateway.access.records import KeyRecord, read_record
+from gateway.config.notyaml import not_yaml
 from gateway.config.process import KeysConfig
 from gateway.core.errors import ConfigError
 
@@ -235,22 +236,21 @@ def _yaml() -> YAML:
 
 def _load(path: Path) -> Any:
     """Return the document with its positions; None for an empty file."""
+    raw = b""
     try:
-        return _yaml().load(path.read_bytes())
+        raw = path.read_bytes()
+        return _yaml().load(raw)
     except FileNotFoundError as error:
         raise ConfigError(
             [f"{path}: error: file not found; `vllm-gateway keys create NAME -c FILE` creates it"]
         ) from error
     except OSError as error:
         raise ConfigError([f"{path}: error: {error.strerror}"]) from error
-    except MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f":{mark.line + 1}:{mark.column + 1}" if mark is not None else ""
-        raise ConfigError([f"{path}{where}: error: {error.problem or error.context}"]) from error
-    except YAMLError as error:
-        raise ConfigError([f"{path}: error: not YAML: {str(error).splitlines()[0]}"]) from error
-    except RecursionError as error:
-        raise ConfigError([f"{path}: error: lists and mappings are nested too deeply"]) from error
+    except (YAMLError, RecursionError) as error:
+        told = not_yaml(error, raw.decode(errors="replace"))
+        where = f"{path}:{told.place.line}:{told.place.column}"
+        hint = f"; {told.hint}" if told.hint else ""
+        raise ConfigError([f"{where}: error: {told.message}{hint}"]) from error
     except (
         ValueError,
         LookupError,

@@ -585,6 +585,12 @@ def test_the_clock_of_a_backend_is_read_from_its_replies():
     assert clock.told == "The clocks of this machine and of m/b1 go together"
 
 
+def test_a_backend_that_does_not_answer_is_told_in_words():
+    backend = {"name": "b1", "url": f"http://127.0.0.1:{free_port()}"}
+    (finding,) = server_findings(config(pools={"m": {"backends": [backend]}}))
+    assert finding.told == "m/b1 does not answer: connection refused"
+
+
 def test_a_redis_that_does_not_answer_leaves_its_clock_unknown():
     (finding,) = asyncio.run(redis_clock("redis://:secret@127.0.0.1:1/0"))
     assert (finding.verdict, finding.about) == ("skipped", "clock")

@@ -431,9 +431,11 @@ WRONG = {
     "keys:\n  - {fallback: !!bool x}\n": "error: not YAML",
     f"keys: {'[' * 1000}\n": "error: lists and mappings are nested too deeply",
     "keys:\n  - {modles: ['*']}\n": "unknown setting 'modles'; did you mean models?",
-    "keys: [\n": ":2:1: error:",
-    "\tkeys: 1\n": ":1:1: error:",
-    "a: *b\n": "error:",
+    "keys: [\n": ":2:1: error: the file ends within a list or a mapping; add the missing ] or }",
+    "\tkeys: 1\n": ":1:1: error: a tab indents this line",
+    "a: *b\n": ":1:4: error: a value that begins with * is an alias",
+    "keys:\n  - {name: a}\n  name: b\n": ":3:3: error: the indentation fits none of the lines above",
+    "keys: \0\n": ":1:7: error: the character U+0000 is not allowed in YAML",
 }
 
 
@@ -486,7 +488,7 @@ def test_nothing_is_written_that_could_not_be_read_again(path, settings):
 
 def test_a_file_that_is_no_text_is_refused(path):
     path.write_bytes(b"keys: \xff\xfe\n")
-    with pytest.raises(ConfigError, match="not YAML"):
+    with pytest.raises(ConfigError, match="the character U.00FF is not allowed in YAML"):
         KeyRing.load(path)
     path.unlink()
     path.mkdir()

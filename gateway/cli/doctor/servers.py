@@ -16,6 +16,7 @@ from gateway.cli.doctor.findings import Finding, ok
 from gateway.cli.preflight import backends_of
 from gateway.config.models import BackendConfig, Config
 from gateway.pools.backend import Backend
+from gateway.pools.unanswered import in_words
 from gateway.watch.fetch import FetchError, Pages
 from gateway.wire.vllm import parse_version
 
@@ -60,7 +61,7 @@ async def _look(backend: Backend, *, launched: bool) -> list[Finding]:
         cached = [] if launched else await cache_findings(backend.id, pages)
     except FetchError as error:
         return [
-            Finding(verdict="skipped", about="backend", told=f"{backend.id} does not answer: {error.reason}",
+            Finding(verdict="skipped", about="backend", told=f"{backend.id} does not answer: {in_words(error.reason)}",
                     change="start it, and run this again")
         ]  # fmt: skip
     except ValueError:
