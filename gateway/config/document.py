@@ -30,6 +30,7 @@ MAX_SECRET_BYTES: Final = 64 * 1024
 
 _DASH: Final = re.compile(r"[\s-]*-\s*(?:#.*)?")  # a line with the dash of an entry only
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)\}")
+_OF_A_SHELL: Final = re.compile(r"\$[A-Z_][A-Z0-9_]*")
 _NAME: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:(:-)(.*))?", re.DOTALL)
 _TYPED: Final = frozenset(f"tag:yaml.org,2002:{name}" for name in ("int", "float", "bool", "null"))
 _MERGE: Final = "tag:yaml.org,2002:merge"
@@ -253,6 +254,9 @@ class _Reader:
                 return str(node.value)  # `!!int x`: whoever wants a number says so
             return value
         text = _joined(str(node.value))
+        if _OF_A_SHELL.fullmatch(text):
+            said, hint = "this is taken as it is written", "write ${NAME} if a variable is meant"
+            self._document.report(Severity.WARNING, "no-variable", said, path=path, hint=hint)
         return text if "${" not in text else self._filled(text, path, _place(node))
 
     def _filled(self, text: str, path: KeyPath, place: Place) -> str:

@@ -192,6 +192,16 @@ def test_an_unset_variable_is_an_error_at_its_place():
     assert "${NOPE:-}" in finding.hint
 
 
+def test_a_variable_as_a_shell_has_it_is_a_warning_that_shows_nothing_of_it():
+    (finding,) = check(POOL + "admin: {token: $ADMIN_TOKEN}").findings
+    assert (finding.severity, finding.code) == (Severity.WARNING, "no-variable")
+    assert (finding.place.line, finding.place.column) == (2, 16)
+    assert finding.hint == "write ${NAME} if a variable is meant"
+    assert "ADMIN_TOKEN" not in finding.excerpt()
+    for token in ("$5.dollars", "a$ADMIN_TOKEN", "$$", "$$A"):
+        assert check(POOL + f"admin: {{token: '{token}'}}").findings == ()
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [("${}", "bad-reference"), ("${1x}", "bad-reference"), ("${A:=x}", "bad-reference")]
