@@ -11,6 +11,12 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from typing import Final
+
+_FAILING: Final = (
+    "strict",
+    "surrogateescape",
+)  # with what it cannot write; the second in the locale C
 
 
 def make_ready() -> None:
@@ -41,7 +47,7 @@ def open_closed() -> None:
 
 def replace_unwritable() -> None:
     """Have a `?` written for a character that standard output cannot take, in place of a failure."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in _FAILING:
         sys.stdout.reconfigure(errors="replace")
 
 

@@ -831,6 +831,24 @@ def test_a_server_that_cannot_be_reached_is_named(run, server, code, words):
     assert "Traceback" not in err
 
 
+def test_a_character_that_the_locale_c_does_not_have_is_no_failure(tmp_path):
+    (tmp_path / "gw.yaml").write_text(
+        'pools: {"m\u00f6del": {backends: [http://h:1, h2]}}\n', "utf-8"
+    )
+    c_locale = {
+        "LC_ALL": "C",
+        "PYTHONCOERCECLOCALE": "0",
+        "PYTHONUTF8": "0",
+        "PYTHONIOENCODING": "",
+    }
+    told = subprocess.run(
+        [sys.executable, "-c", MAIN, "check", "gw.yaml"],
+        cwd=tmp_path, env={**os.environ, **c_locale}, capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (told.returncode, told.stderr) == (3, b"")
+    assert b"pools.m?del.backends[1].url: write the backend's URL like" in told.stdout
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(
     "words",
