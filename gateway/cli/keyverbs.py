@@ -174,10 +174,14 @@ def keys_update(  # noqa: PLR0913 - the options of a verb
     if not changes:
         raise VerbError("nothing to change", "name a setting, such as --tier gold", Exit.USAGE)
     keys = keys_of(config, server, token)
-    before = if_version or keys.get(key_id)["version"]
+    before = keys.get(key_id)
     told = keys.update(key_id, changes, if_version)
-    what = "was like that already" if told["version"] == before else "is changed"
+    what = "was like that already" if told["version"] == before["version"] else "is changed"
     print(f"key {key_id} {what}; its version is {told['version']}", file=sys.stderr)
+    gone = before["settings"].get("limits", {}).keys() - (_limits(limit) or {})
+    if limit and gone:
+        taken = ", ".join(sorted(gone))
+        print(f"taken away: {taken}; --limit replaces all limits of the key", file=sys.stderr)
     if output == "json":
         print_json(told)
 

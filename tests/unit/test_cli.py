@@ -570,6 +570,15 @@ def test_a_change_to_what_a_key_has_already_is_told_as_none(run, file):
     assert "was like that already" in run(*change, "--if-version", version)[2]
 
 
+def test_limits_that_a_change_takes_away_are_named(run, file):
+    made = created(run, file, "--limit", "requests_per_minute=60,concurrent_requests=4")
+    change = ("keys", "update", made["id"], "-c", file, "--limit", "requests_per_minute=90")
+    told = "taken away: concurrent_requests; --limit replaces all limits of the key\n"
+    assert run(*change)[2].endswith(told)
+    assert "taken away" not in run(*change)[2]
+    assert "taken away" not in run("keys", "update", made["id"], "-c", file, "--owner", "ann")[2]
+
+
 def test_a_setting_that_cannot_be_taken_away_is_told_of_the_option(run, file):
     made = created(run, file)
     code, _, err = run("keys", "update", made["id"], "-c", file, "--unset", "foo")
