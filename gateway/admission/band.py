@@ -10,16 +10,17 @@ nothing waiting is forgotten; when it comes, it starts at the clock:
     b          200          250   450
     c          300         1000  1300   goes when a and b were served up to 1300
 
-Two tenants that came together, keep waiting and are never blocked differ by one request at most: what
-the one was given, its tag, was no more than the other's tag, what that was given and its next.
+Two tenants that came together, always have a request waiting and are never blocked are served alike, but
+for one request: who is served has the lower tag, so it got no more than the other did with its next one.
 
-In a tenant, what is next stays next. Then what was refused before and came again as it was told goes
-first, else what came first. If the next leaves unserved, the following one has what it waited for.
+Within a tenant, the request that is next stays next. After it go those that were refused before and came
+again as they were told, then the others, both in order of arrival. If the next one leaves unserved, the
+one behind it takes its turn over.
 
 After a blocked request the one that follows it is tried with the tag that it would have if the blocked
 one had been served. So small requests can pass a large one of their tenant, and tries are shared out as
-service is. A tenant of which nothing could go while others went saves up no turns: what it is served
-next counts up to the clock.
+service is. A tenant that was blocked while others were served saves up no turns: when it is
+served next, its start rises to the clock of that time at least.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Tenant:
 
     start: int
     number: int  # of the request with which it came
-    floor: int = 0  # the clock when others last went while nothing of it could
+    floor: int = 0  # the clock when others were last served while all of it was blocked
     next: Waiting | None = None
     place: tuple[int, int] = (0, 0)  # the tag of the next, and its own number
     kinds: dict[Hashable, list[Waiting]] = field(default_factory=dict)  # the rest, in order
@@ -88,7 +89,7 @@ class Tenant:
         return min(found, key=_order, default=None)
 
     def ahead(self, waiting: Waiting) -> tuple[int, int]:
-        """Return the requests and tokens of its own before one, be it queued or not."""
+        """Return how many of its requests and tokens go before one of them, be that queued or not."""
         if waiting is self.next or self.next is None:
             return 0, 0
         if waiting.number < 0 and not waiting.returned:
@@ -108,7 +109,7 @@ class Band:
     held: Held = field(default_factory=Held)
     tenants: dict[str, Tenant] = field(default_factory=dict)
     order: list[Tagged] = field(default_factory=list)  # of the next of each tenant, sorted
-    idle: list[Tenant] = field(default_factory=list)  # in which the walk found nothing that can go
+    idle: list[Tenant] = field(default_factory=list)  # of which the walk found nothing that can go
 
     def add(self, waiting: Waiting) -> None:
         """Queue a request."""

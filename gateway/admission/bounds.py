@@ -1,7 +1,7 @@
 """How much may wait for one pool: in all, and of one tenant.
 
-For each request counts what waits with its priority or a higher one: who goes later keeps nobody out. So each
-priority that keys have may add as much as the bounds say; `limits.bodies` bounds the bytes of all of them.
+A request is judged by what waits with its own priority or a higher one: what goes after it does not keep it
+out. So each priority that keys have may fill the bounds anew. `limits.bodies` bounds the bytes of all together.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Held:
         self.bytes -= size_bytes
 
     def include(self, more: Held) -> None:
-        """Count in what waits elsewhere."""
+        """Add another count to this one."""
         self.requests += more.requests
         self.tokens += more.tokens
         self.bytes += more.bytes
@@ -64,7 +64,7 @@ class Limits:
 
     @classmethod
     def of(cls, queue: QueueConfig, *, shared: bool) -> Limits:
-        """Return those of the settings; what is not shared is one tenant's alone."""
+        """Return the limits of the settings. A queue that is not `shared` has one tenant, who may fill it."""
         share = queue.tenant_share if shared else 1.0
         return cls(queue.max_requests, queue.max_tokens, queue.max_bytes, share)
 

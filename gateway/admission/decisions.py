@@ -37,7 +37,7 @@ class State(Enum):
 
 
 class Said(NamedTuple):
-    """What one backend said. Without exclusion and seconds: it is degraded, and a ready one can."""
+    """What one backend said. Without exclusion and seconds: it is a later choice, and an earlier one is free."""
 
     backend_id: str
     exclusion: Exclusion | None
@@ -68,7 +68,7 @@ class Decision:
     state: State = State.WAITING
     setting: KeyPath | None = None  # that made it wait, or refused it
     starts_too_late: bool = False  # no backend serves, and the first to start will be too late
-    awaits: str | None = None  # a full backend that has its prompt, as others had room and have not
+    awaits: str | None = None  # the full backend that it waits for, which has its prompt cached
     position: int | None = None  # when it was queued; 1 is next. None: not queued, or not counted
     eta_s: float | None = None  # of its turn, as estimated when it came; None: nobody knew
     ended_at: float | None = None  # its wait
@@ -80,7 +80,7 @@ class Decision:
     retry_after_s: float | None = None
 
     def admitted(self, backend_id: str, now: float) -> None:
-        """Note that it got a place, maybe although it might not have waited for one."""
+        """Note that it got a place; it may have got one though it was not allowed to wait."""
         self.state, self.ended_at, self.backend_id = State.ADMITTED, now, backend_id
         self.status = self.code = self.shed_reason = self.message = self.retry_after_s = None
 
@@ -89,7 +89,7 @@ class Decision:
         self.state, self.ended_at = State.LEFT, now
 
     def refused(self, error: GatewayError, now: float, full: Full | None = None) -> None:
-        """Note what its client is told, and which setting decided. A wait that had ended is as it was."""
+        """Note what its client is told, and which setting decided. If its wait had ended before, that moment stays."""
         self.state = State.REFUSED
         self.ended_at = now if self.ended_at is None else self.ended_at
         self.status, self.code, self.message = error.status, error.code, error.message
@@ -262,7 +262,7 @@ def _limited_by(backend: Backend, own: KeyPath, ask: Ask, now: float) -> KeyPath
     if not backend.guarded:
         return fixed
     if in_flight < limit.effective(now):
-        # What is left is kept for keys of a higher priority, or calmer tenants.
+        # What is left is kept for keys of a higher priority, or for tenants that use little.
         return ("keys", "file")
     if in_flight < limit.value:
         return ("pools", backend.pool, "slow_start")

@@ -1,4 +1,4 @@
-"""What a pool looks ahead by: how fast it drains, who comes again, and what that makes of a wait."""
+"""What is expected of a pool: how fast it drains, who will come again, and so how long a wait takes."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ from gateway.pools.backend import Backend
 from gateway.pools.rate import Fading
 
 _DRAIN_S: Final = 10.0  # memory of the drain rate: long enough to hold several ends of long replies
-_DRAIN_KEPT_S: Final = 60.0  # while nobody waits: what it was for long is known for two minutes
+_DRAIN_KEPT_S: Final = 60.0  # while nobody waits: a rate measured for long is known for two minutes
 _BELIEVED_RATIO: Final = 0.5
 # Until so many times what is held has ended, a drain is measured some 15 to 25 % too low. Three simulated engines.
 _EARLY_TURNS, _EARLY_RATIO = 1.5, 1.15
-# Times the average stay: if no request ended for so long, the average tells nothing any more.
-_OVERDUE: Final = 1.5
+_OVERDUE: Final = 1.5  # times the average stay: if nothing ended for so long, it is longer now
 _DRAIN_LEAST_S: Final = 1.0  # work seen for less than this tells no rate
 _RETRY_LEAST_S: Final = 1.0  # Retry-After has whole seconds
 _RETRY_MOST_S: Final = 30.0  # SDKs ignore waits over a minute; halved, because the rate changes
 _RETRY_UNKNOWN_S: Final = 5.0  # nothing drained yet: about the length of one reply
 _JITTER: Final = 0.3  # spreads those who were refused together
 _FADES_S: Final = _RETRY_MOST_S  # whoever did not come back by then is hardly going to
-_TOLD_S: Final = 4 * _FADES_S  # and who did not until then is not going to
+_TOLD_S: Final = 4 * _FADES_S  # and whoever did not by then will not
 # With 1, the study engine serves 21.4 good replies/s in a surge, not 24.1 (simulated, seed 1).
 _COMES_NEW: Final = 0.5  # of what drains: it goes to those who come for the first time
 _PROMISED_LEAST: Final = 1.0  # tokens; less is forgotten
@@ -61,11 +60,11 @@ class Drain:
     ) -> None:  # fmt: skip
         """Note that in so many seconds with more work than room so many tokens were given back.
 
-        They were held for `token_s`, each token times its seconds. The newest of those that are held has been
-        for `newest_s`.
+        `token_s` is for how long they were held, summed over these tokens. The newest request that is held
+        now has been there for `newest_s`.
 
-        Of a burst nothing ends at first, and that is no slow drain: it is believed once half as much has
-        ended as is held.
+        At the beginning of a burst nothing ends, and that is no slow drain: the rate is believed once half as
+        much has ended as is held.
         """
         self._seen += tokens
         self._held_tokens, self._newest_s = held_tokens, newest_s
@@ -102,7 +101,7 @@ class Drain:
 
     @property
     def probable_per_s(self) -> float | None:
-        """The rate that will probably be found: of a burst little has ended at first; None as above."""
+        """The rate that will be measured later: early in a burst it is measured too low. None as above."""
         rate = self.tokens_per_s
         early = self._seen < _EARLY_TURNS * self._held_tokens
         return rate * _EARLY_RATIO if rate is not None and early else rate
@@ -110,9 +109,9 @@ class Drain:
     def eta_s(self, tokens_ahead: int) -> float | None:
         """Return in how many seconds `tokens_ahead` will have drained; None when nobody knows.
 
-        Where few long replies run, nothing ends for a while, and the rate falls. So it is no longer than the time
-        for which requests are held lets expect: what is held drains in that time (Little's law), and all of it
-        has ended when the newest has; then comes the next such lot.
+        Where few long replies run, nothing ends for a while, and the measured rate falls. So the estimate is bounded
+        by the average stay of requests: what is held now drains within that time (Little's law), and all of it
+        has ended when the newest request has. Then the next lot of the same size drains.
         """
         rate, stay_s, held_tokens = self.tokens_per_s, self._stay_s, self._held_tokens
         if rate is None:
@@ -165,7 +164,7 @@ class Promises:
     def kept(self, tenant: str, tokens: int) -> bool:
         """Note that a request of so many tokens came again; returns whether its tenant held a promise."""
         told = self._told.get(tenant, 0.0)
-        if told:  # what is left of its own part goes
+        if told:  # its part of what has not faded goes
             self._set(tenant, self.of(tenant) * max(0.0, 1 - tokens / told), told - tokens)
         return told > 0
 
@@ -204,8 +203,8 @@ class Forecast:
     def tick(self, seconds: float, now: float) -> Drain:
         """Measure how fast the pool drains, and return that; about twice a second.
 
-        Only while somebody waits for room, then as now: else what ends tells how much was asked for,
-        and a pool with little to do would seem slow to the first burst.
+        Only if somebody waits for room, now as at the last call. Otherwise what ends tells how much was asked
+        for, and a pool with little to do would seem slow to the first burst.
         """
         backends = self._backends()
         ends = [each.turnover.ends(now - seconds / 2) for each in backends]

@@ -88,8 +88,8 @@ class Gate:
             sent_at, ended_at = record.sent_at, record.ended_at
             whole = record.outcome is _OK and not record.stream
             if line is None or line.queue or not whole or record.endpoint in NO_ENGINE:
-                continue
-            if sent_at and ended_at:  # and nobody waited meanwhile
+                continue  # `patience` learns only while nobody waits
+            if sent_at and ended_at:
                 line.patience.whole.learn(ended_at - sent_at, 0)
 
     # --- in and out -------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class Gate:
         self.decisions.keep(decision)
         try:
             if refusal is None or decision.has_room:
-                # One that may not wait is let in now or never, wherever is room.
+                # One that may not wait is let in now or never, wherever there is room.
                 ask.free_at = ask.free_at if refusal is None else -math.inf
                 line.queue.offer(waiting)
                 line.let_in()
@@ -211,7 +211,7 @@ class Gate:
             line.forecast.returned(ask)
 
     def note(self, ask: Ask, request_id: str, backend_id: str) -> None:
-        """Keep that another pool's request was let in, if it was at once."""
+        """Keep that a request which another pool could not take was let in, if it did not wait."""
         kept = self._kept(ask, request_id, now := self._clock.now())
         if kept is not None and kept.state is not State.ADMITTED:
             kept.admitted(backend_id, now)

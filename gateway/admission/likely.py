@@ -27,7 +27,7 @@ def likely_tokens(call: Call) -> int:
 def tokens_of_all(call: Call, longest_tokens: int) -> int:
     """Return how many tokens all prompts of a call probably have, by those of the longest.
 
-    Of a large body the longest is known at most: what the scan cut of any of them counts for it.
+    Of a large body only a bound of the longest is known: what the scan cut of any prompt counts for it.
     """
     tokens = round(longest_tokens / call.longest_ratio)
     if call.text_bytes is None:

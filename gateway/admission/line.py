@@ -42,7 +42,7 @@ from gateway.pools.table import Backend, PoolTable
 Kinds = dict[tuple[object, ...], Blocked]
 
 _NOTHING: Final[frozenset[str]] = frozenset()
-_DOUBT: Final = 4.0  # times the time that a tenant's only request has
+_DOUBT: Final = 4.0  # for a tenant's only request, see `Line.doubt`
 _SOON_S: Final = 1.0  # whoever waits no longer than this knows soon enough
 _HOPELESS: Final = 1.5  # times the time that is left: how long a start takes is an estimate
 
@@ -66,10 +66,10 @@ class Line:
         self._rng = rng
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
-        self._seen: tuple[object, ...] = ()  # names, phases, sizes, when last looked who is lost
+        self._seen: tuple[object, ...] = ()  # epoch, phases, sizes: when last looked who is lost
         self._loading: set[Hashable] = set()  # kinds that wait for their adapter everywhere
         self._revision = -1  # of the table, when that was found
-        self._fitting = (0.0, 0.0)  # of need and, if exact, demand: no backend was smaller then
+        self._fitting = (0.0, 0.0)  # of the backends then, the smallest KV cache and window
 
     def follow(self, pool: PoolConfig, top_priority: int | None) -> None:
         """Take over settings."""
@@ -98,7 +98,7 @@ class Line:
 
         Once a request finds none, those like it that need as much or more are skipped.
         """
-        best = self.queue.highest, self.top_priority  # what keeps this out keeps all others out
+        best = self.queue.highest, self.top_priority  # what keeps out such a request keeps out all
         full = {each.id for each in serving if each.obstacle(LEAST, now, *best) is not None}
         if self._revision != self._table.revision:
             self._revision, self._loading = self._table.revision, set()
@@ -182,12 +182,11 @@ class Line:
         return waiting
 
     def doubt(self, waiting: Waiting) -> float:
-        """Return by how much an estimate must be over the time a request has, to refuse it unheard.
+        """Return the factor by which an estimated wait must exceed a request's time, to refuse it at once.
 
-        An estimate knows of the drain, not of the room that is kept for those who use little. Of a
-        tenant that has others waiting a mistake costs little: one more or less of many. One that has
-        none waiting is given the doubt, and so is one that came again as it was told: it will know at
-        its deadline.
+        An estimate knows the drain, but not the room that is kept for tenants that use little. A mistake
+        costs little where the tenant has other requests waiting. A tenant's only request has the benefit
+        of the doubt, and so has one that came again as it was told: they may wait until their deadline.
         """
         only = waiting.returned or waiting.tenant not in self.queue.tenants
         return _DOUBT if only else 1.0
@@ -203,7 +202,7 @@ class Line:
     ) -> Blocked:
         """Return which backends could take a request once they have room.
 
-        One look is for all of its kind that fit every backend: they differ in size alone.
+        One look answers for all of a kind that fit every backend: they differ in size alone.
         """
         ask, fits = waiting.ask, self._fits_all(waiting.ask)
         known = kinds.get(waiting.kind) if fits else None
@@ -214,7 +213,7 @@ class Line:
                 for each in self._backends
                 if (reason := why.get(each.id)) is None or reason.passes
             ]
-            # Where its adapter is not, room is of no use to it: it claims none there, and nobody passes it.
+            # Room is of no use to it where its adapter is not: it claims none there, and nobody passes it.
             able = [each for each in usable if why.get(each.id) not in AWAITS_ADAPTER]
             best = min(able, key=lambda each: each.in_flight, default=None)
             ids = frozenset(each.id for each in able)
@@ -246,7 +245,7 @@ class Line:
             self._refuse_lost(now)
 
     def _let_pass(self, now: float) -> None:
-        """Let those go who need no engine, and so no room: nobody served them when they came."""
+        """Let those go that need no engine, and so no room: when they came, no backend served them."""
         for waiting in [each for each in self.queue if each.ask.call.endpoint in NO_ENGINE]:
             backend = self._finder.find(waiting.ask, now)
             if backend is not None and not waiting.turn.done() and self.queue.remove(waiting):
@@ -277,7 +276,7 @@ class Line:
         return self._guarded and self.patience.overloaded and not all_start(self._backends, now)
 
     def _hurry(self, now: float) -> None:
-        """Let nobody wait longer than if it came now: who came before an overload would stand before all others.
+        """Let nobody wait longer than who comes now: else those from before an overload would hold up all others.
 
         Without it the simulated study engine serves 18 good replies/s at 4 x its load, not 52 (seed 1).
         """

@@ -28,8 +28,8 @@ class _Mean:
 class Outputs:
     """The mean output length per (model, key), of at most `most` entries, least recently fed first out.
 
-    What is not known is taken from the model's mean, and that from the default; either also stands
-    in as the first value of a new mean, so that one odd reply says little.
+    A key without a mean has the one of its model, and a model without one the default. A new mean begins
+    with the value that stood in for it, so that one odd reply says little.
     """
 
     def __init__(self, most: int = 10_000) -> None:
@@ -87,8 +87,8 @@ class Needs:
     ) -> Need:
         """Estimate what a request will take of a KV cache; the output as learnt of model and key.
 
-        No sequence is expected to be over the window: an engine holds that at least, so no estimate
-        alone refuses. All choices of a prompt share its place; several prompts have one each.
+        No sequence is expected to be longer than the window, which every engine can hold: so an estimate alone
+        refuses nothing. The choices of one prompt share its KV cache; each of several prompts has its own.
         """
         if call.endpoint in NO_ENGINE:
             return Need(0, 0)

@@ -3,9 +3,9 @@
 A short queue that empties is good: it absorbs a burst. One that stands only adds its length to every
 first token. Which of the two it is follows from two rates, both in tokens of expected need a second:
 
-    demand   of all who come, those that are refused too, but once: not again when they return as they were told.
-             Not of those that wait for an adapter's load
-    drain    of what ends, while somebody waits (`forecast.Drain`)
+    demand   of all requests that come, refused ones too. One that returns as it was told is not counted again,
+             and one that waits until its adapter is loaded is not counted at all
+    drain    of all requests that end, while somebody waits (`forecast.Drain`)
     load     demand / drain
 
     load <= n   the queue will empty: the pool's `queue.max_wait` alone bounds the wait
@@ -39,7 +39,7 @@ _NOISE: Final = 0.1  # of the drain: a few long replies more or less. More where
 # Of targets: a fifth too much is worth 19 of them, a half 2.4, four fifths one. Three simulated engines.
 _SLACK: Final = 0.6
 _STEEP: Final = 1.5
-_RETURNED: Final = 10.0  # times the target, for who came again as told
+_RETURNED: Final = 10.0  # times the target, for requests that came again as they were told
 _FORGOTTEN: Final = 1.0  # tokens; a tenant with less is forgotten
 
 
@@ -138,8 +138,8 @@ class Patience:
     ) -> float:  # fmt: skip
         """Return how late a request may be in a queue that stands; infinite while nobody knows.
 
-        One that `returned` was refused before, and came again when it was told to. It stays the same
-        while anybody waits.
+        One that `returned` was refused before, and came again when it was told to. The answer stays the
+        same while anybody waits, for nothing is learned meanwhile.
         """
         quiet = self.first if streams else self.whole
         if quiet.base_s is None:

@@ -15,8 +15,8 @@ Pure and synchronous. Time comes in as monotonic seconds, backends only as the i
 * A request that goes where a blocked one before it could go too has passed it. What was passed 16 times
   claims a backend: no later request may go there, room adds up, and no crowd of small ones starves it.
 * To a backend, requests of one `kind` differ in size alone. When `place` finds a kind shut, the rest of
-  the kind costs no look, however many wait. One walk has 64 looks; a kind that has had as many as are
-  left for the others is left out, so those of a crowd that is too large for now leave some for each.
+  the kind costs no look, however many wait. One walk has 64 looks. A kind that had as many of them as
+  are left is left out from then on, so a crowd of requests that fit nowhere leaves looks for the others.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from gateway.admission.bounds import Full, Held, Limits
 from gateway.admission.waiting import Waiting
 from gateway.core.types import Slot
 
-_STALE_DEADLINES: Final = 64  # those of requests that have left, kept at least until they are swept
+_STALE_DEADLINES: Final = 64  # of requests that have left: with fewer, the heap is not swept
 
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """No backend can take the request now; these could once they have room, claimed ones included.
+    """No backend can take the request now. `backend_ids` could once they have room, claimed ones included.
 
-    `best` is the one to claim when it was passed too often, most likely the first to have room; None
-    claims all of them. Name none that will never have room: what is claimed takes no later request.
+    `best` is the backend that a request claims when it was passed too often: probably the first with room.
+    None: it claims all of them. Name no backend that will never have room: a claimed one takes no later request.
     """
 
     backend_ids: frozenset[str]
@@ -120,8 +120,8 @@ class FairQueue:
     ) -> tuple[Waiting, Slot] | None:
         """Take out the first request that `place` finds a slot for, with the slot; none of kinds that are `shut`.
 
-        `place(waiting, claimed)` must not choose a claimed backend, but where it knows of room that
-        those who claim it cannot have; nor touch the queue. When it raises, everything stays queued.
+        `place(waiting, claimed)` must not touch the queue. It must not choose a claimed backend, unless there
+        is room that those who claim it cannot have. When it raises, everything stays queued.
         Requests past their deadline count as any other: call `expired` first.
         """
         claimed: dict[str, tuple[Waiting, ...]] = {}
@@ -192,9 +192,9 @@ class FairQueue:
     def ahead(self, waiting: Waiting) -> Held:
         """Estimate what is served before a request, be it queued or only about to be offered.
 
-        Counts all of the higher bands, and of its own what goes by the fair order. Low by what lower
-        bands are owed and by what is yet to come; blind to what is blocked. Its position is one more
-        than `requests`. Takes time by the tenants, and by the requests of its own that are before it.
+        Counts all of the higher bands, and what goes before it in its own by the fair order. What lower bands
+        are owed, what has yet to come, and what is blocked is left out. The position of the request is
+        `requests` plus one. The time grows with the tenants, and with the requests of its own before it.
         """
         band = self._bands.get(waiting.priority) or Band()
         requests, tokens = band.ahead(waiting)

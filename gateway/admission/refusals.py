@@ -64,7 +64,7 @@ _TENANTS_OWN = frozenset({Full.TENANT_REQUESTS, Full.TENANT_TOKENS, Full.TENANT_
 def heard_within_s(patience_s: float) -> float:
     """Return how long after a client's request a refusal still reaches it: some time before it gives up.
 
-    Half of its patience at least, however short that is; any time reaches one of endless patience.
+    That is half of its patience at least, and no bound for a client of endless patience.
     """
     early = min(patience_s - _ON_ITS_WAY_S, patience_s * (1 - _ON_ITS_WAY_RATIO))
     return max(early, patience_s / 2)

@@ -25,7 +25,7 @@ _KEPT_S: Final = 2.0  # what is older says nothing: its gateway died, or cannot 
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What a gateway tells. What another version does not tell is left as it is here."""
+    """What a gateway tells. What another version does not tell has its default."""
 
     waits: bool = False  # requests wait for room there
     backends: dict[str, UnderWay] = {}

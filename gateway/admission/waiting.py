@@ -62,9 +62,8 @@ class Waiting:
     cost_tokens: int = field(init=False)  # what it will take of a backend; 1 at least
     returned: bool = field(init=False)  # it was refused before, and came again as it was told
     kind: tuple[object, ...] = field(init=False)  # which backends could take it, but for its size
-    # Those with the same value differ only in size and prompt.
-    alike: tuple[object, ...] = field(init=False)
-    passes: int = field(default=0, init=False)  # later ones that went where it could have gone
+    alike: tuple[object, ...] = field(init=False)  # the same: they differ only in size and prompt
+    passes: int = field(default=0, init=False)  # by later ones, which went where it could have gone
     number: int = field(default=-1, init=False)  # order of arrival; -1: it was not queued yet
     order: tuple[bool, int] = field(init=False)  # of its tenant: whether it is fresh, its number
 
@@ -98,7 +97,7 @@ def ready_at(backend: Backend) -> float | None:
 def starts_in_s(backends: Sequence[Backend], ask: Ask, now: float) -> float | None:
     """Estimate in how many seconds the first backend that starts will serve; None when nobody knows.
 
-    At least one: a start that takes longer than the one before may be over at any moment.
+    At least one second: a start that takes longer than the one before may be over at any moment.
     """
     times = (ready_at(each) for each in backends if each.id not in ask.tried)
     first_at = min((at for at in times if at is not None), default=None)
@@ -108,8 +107,8 @@ def starts_in_s(backends: Sequence[Backend], ask: Ask, now: float) -> float | No
 def coming(backend: Backend) -> bool:
     """Whether a backend that does not serve is expected to, soon.
 
-    It starts, as long as the one before took; or it is restarted, was only just added, or has answered.
-    One that never did, and that nobody here starts, is not: it may be a wrong address.
+    It is, if it starts (for as long as its last start took), is being restarted, was only just added, or has
+    answered before. One that never answered, and that nobody here starts, is not: its address may be wrong.
     """
     health = backend.health
     if ready_at(backend) is not None:
@@ -129,9 +128,9 @@ def awaits(backends: Sequence[Backend], ask: Ask) -> bool:
 
 
 def awaits_load(backends: Sequence[Backend], ask: Ask) -> bool:
-    """Whether a request waits for a load of adapters: its own, or another that holds up who has its own.
+    """Whether a request waits until an adapter is loaded: its own, or another one where its own is.
 
-    An engine stands still meanwhile. That ends soon, and is no overload.
+    An engine stands still while it loads an adapter. That ends soon, and is no overload.
     """
     adapter = ask.route.adapter
     return adapter is not None and not any(
@@ -144,19 +143,19 @@ def awaits_load(backends: Sequence[Backend], ask: Ask) -> bool:
 
 
 def all_start(backends: Sequence[Backend], now: float) -> bool:
-    """Whether none serves a pool, but such as start slowly: what they cannot take yet is no overload."""
+    """Whether no backend serves but those that start slowly: what they cannot take yet is no overload."""
     return all(each.limit.starts(now) for each in backends if each.phase in SERVING)
 
 
 def place_at(table: PoolTable, backend_id: str, ask: Ask, now: float) -> Slot:
-    """Take a place there; what no engine works on takes none."""
+    """Take a place at a backend; what no engine works on takes none."""
     if ask.call.endpoint in NO_ENGINE:
         return table.visit(backend_id, now)
     return table.take(backend_id, now, ask.need, ask.caller.tenant, ask.prefix, ask.route.adapter)
 
 
 def covers(need: Need, other: Need) -> bool:
-    """Whether a need is at least as large as another, to be read and in all."""
+    """Whether a need is at least as large as another, by its prompt and in all."""
     return need.prompt_tokens >= other.prompt_tokens and need.tokens >= other.tokens
 
 
@@ -181,8 +180,8 @@ def left_alone(
 ) -> AbstractSet[str]:
     """Return which of the claimed backends a request must leave alone.
 
-    Where all who claim one hold more than their share of it, tenants that do not may pass: they take what
-    is kept for them.
+    A tenant that does not hold much of one may pass, if all who claim it do: it takes the room that is kept
+    for such tenants.
     """
     found = set()
     for backend_id, claimers in claimed.items():
