@@ -26,9 +26,9 @@ from gateway.prefix.ranked import by_engine
 from gateway.prefix.sessions import Sessions
 from gateway.prefix.uses import Uses
 
-# So long after its last request a reserve is kept for the highest class: who pauses to think is back.
+# So long after its last request a reserve is kept for the highest class: who paused to think is back by then.
 _LATELY_S: Final = 60.0
-# So long its next is expected here, and long prompts of others stand back: less, for it costs them more.
+# So long its next request is expected, and long prompts of others stand back. Shorter, for that costs them more.
 HERE_S: Final = 10.0
 
 
@@ -46,8 +46,8 @@ class Backend(Server):
     kept_back: bool = False  # it lost a trial; a reload does not undo that, see `keep_back`
     plain: bool = False  # no vLLM: what it does not tell is unknown
     revision: str = ""
-    on_trial: bool = False  # its revision is
-    away_s: float = 0.0  # by which it counts as busier than it is, for others are nearer
+    on_trial: bool = False  # its revision is on trial
+    away_s: float = 0.0  # added to its work, because others are nearer (`prefer`)
     only_base_name: bool = False  # `served_model` is configured: no guessing
     set_endpoints: frozenset[Endpoint] | None = None  # configured: wins over what it tells
 
@@ -88,7 +88,7 @@ class Backend(Server):
 
     # What it serves.
     models: dict[str, ServedModel] = field(default_factory=dict)
-    base_model: str | None = None  # the name it knows the pool's model by; None: it has it not
+    base_model: str | None = None  # its name for the pool's model; None: it does not have that
     window_tokens: int | None = None
     endpoints: frozenset[Endpoint] | None = None
     version: str | None = None
@@ -109,7 +109,7 @@ class Backend(Server):
     def note_work(self, before: LoadSample | None, sample: LoadSample) -> None:
         """Note progress of the engine while all of our requests are in it, as far as a scrape can tell.
 
-        A tenth of them may be on its way in or out. With fewer in the engine one may be lost.
+        Up to a tenth of them may be on their way in or out. If more are missing there, one may be lost.
         """
         ours = self.in_flight - self.since_scrape
         has_moved = before is not None and moved(before, sample)
@@ -151,7 +151,7 @@ class Backend(Server):
         return slot
 
     def tries(self, slot: Slot) -> bool:
-        """Whether the request of a slot is one that shows whether it works again."""
+        """Whether a slot's request was let through on probation, to show whether the backend works again."""
         return self.probation is not None and id(slot) in self.probation.slots
 
     def first_token(self, slot: Slot, now: float) -> None:
@@ -212,16 +212,16 @@ class Backend(Server):
         self.weigh(sample.at)
 
     def weigh(self, now: float) -> None:
-        """Renew what the choice goes by, after what others do here, its pace or its cache has changed."""
+        """Have its work weighed anew: what others do here, its pace or its cache has changed."""
         if self.stale(now):
             self.foreign = 1  # never emptier than an idle one whose metrics are there
             self.limit.reading.unseen()
         self.work = None
 
     def weighed(self) -> Work:
-        """Return what it has to do; weighed when it is asked for, as a backend that is alone never is.
+        """Return what it has to do, weighed on demand: of a backend that is alone in its pool nobody asks it.
 
-        With twice the share of another a backend counts as no busier than it with twice the work.
+        A backend with twice the share of another counts as equally busy with twice the work.
         """
         (prompts, outputs), foreign, others = self.room.left(), self.foreign, self.elsewhere
         known, cost = self.in_flight, self.token_cost
@@ -270,7 +270,7 @@ class Backend(Server):
         """Return why it has no room for a request that it could serve, None when it has.
 
         A reserve is kept for the highest band, of `top_priority`, while it came lately; and for tenants with
-        little in flight here. What has no tokens `to_read` need not stand back for what is unread.
+        little in flight here. A request without tokens `to_read` does not stand back for what is unread.
         """
         limit = self.limit
         if not self.guarded:
@@ -304,7 +304,7 @@ class Backend(Server):
         return self._kept(need, now, allowed, reserves - 1, by_peak=by_peak)
 
     def part(self, allowed: float, elsewhere: int) -> float:
-        """Return how much of what a backend may have is for this gateway: what others leave, or an even part."""
+        """Return how much of what it may have is for this gateway: what others leave, at least an even part."""
         return allowed if self.gateways == 1 else max(allowed - elsewhere, allowed / self.gateways)
 
     def hear(self, elsewhere: UnderWay, gateways: int) -> None:
@@ -317,7 +317,7 @@ class Backend(Server):
     def _kept(
         self, need: Need, now: float, allowed: int, reserves: int, *, by_peak: bool
     ) -> Exclusion | None:
-        """Return what is in the way of a request from which so many reserves are kept."""
+        """Return why a request has no room where so many reserves are kept for others."""
         if self.in_flight >= self.part(unreserved(allowed, reserves), self.elsewhere.requests):
             return Exclusion.AT_LIMIT
         return self.room.verdict(need, now, reserves, by_peak=by_peak)
@@ -338,7 +338,7 @@ class Backend(Server):
     def in_reserve(self) -> bool:
         """Whether it gets no requests while others serve: its weight is 0, or its revision was worse.
 
-        One that lost to a revision that is no worse takes what that has no room for.
+        An old revision that lost to a better one is not: it takes what that has no room for.
         """
         return self.zero_weight or (self.kept_back and self.on_trial)
 

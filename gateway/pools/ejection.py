@@ -100,7 +100,7 @@ def _fails_everywhere(failed: int, sent: int, peers: Iterable[Tally], policy: Po
 
 
 def enough_left(states: Iterable[HealthState], *, without: HealthState | None = None) -> bool:
-    """Whether at least half of a pool serve and are not ejected, `without` one of them."""
+    """Whether at least half of a pool serve and are not ejected, `without` counted out."""
     pool = [*states]
     left = sum(
         each is not without and each.phase in SERVING and each.ejection is None for each in pool

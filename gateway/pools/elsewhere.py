@@ -11,8 +11,8 @@ import msgspec
 class UnderWay(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What one gateway has under way at a backend, or several together. Tokens, but for requests and sequences.
 
-    `read_tokens` and `ended_tokens` are counted over all time: who hears them goes by how they change.
-    A request that ended before a scrape could show it is in neither, so the first may fall again.
+    `read_tokens` and `ended_tokens` are totals of its whole life: who hears them uses their differences.
+    A request that ended before a scrape could show it is in neither, so `read_tokens` may fall again.
     """
 
     requests: int = 0
@@ -40,9 +40,9 @@ def together(every: Iterable[UnderWay]) -> UnderWay:
 
 
 def since(before: UnderWay | None, now: UnderWay) -> UnderWay:
-    """Return what a gateway told, with what it counts over all time as what came since.
+    """Return what a gateway told, with the differences of its totals in place of these.
 
-    Nothing came where it is not known what it told before, or where it has begun to count anew.
+    They are 0 where it is not known what it told before, or where it has begun to count anew.
     """
     if before is None or now.ended_tokens < before.ended_tokens:
         return msgspec.structs.replace(now, read_tokens=0, ended_tokens=0)

@@ -1,4 +1,4 @@
-"""What is known of one backend's health, and the thresholds that judge it. `pools.health` does. Pure."""
+"""What is known of one backend's health, and the thresholds by which `pools.health` judges it. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gateway.pools.progress import Progress
 class Tending:
     """What the supervisor makes of a backend while it works on it.
 
-    `phase` is DRAINING, STARTING or DOWN; coming to STARTING also forgets what was known of the server
-    before, and `fresh` does so again: another process begins, and the last one answered until just now.
+    `phase` is DRAINING, STARTING or DOWN. On the way into STARTING all that was known of the server is
+    forgotten. `fresh` forgets it again: another process begins, and the one before answered until now.
     """
 
     phase: Phase
@@ -63,7 +63,7 @@ class Ejection(msgspec.Struct, frozen=True):
 class HealthState(msgspec.Struct, frozen=True):
     """What is known of one backend's health; `phase`, `reason`, `detail` follow from the rest.
 
-    Each fact makes another one, five times a second for each backend: of a dataclass that takes ten times as long.
+    Each fact makes a new state, five times a second for each backend; a dataclass would take ten times as long.
     """
 
     since: float  # when the phase began
@@ -102,5 +102,5 @@ class HealthState(msgspec.Struct, frozen=True):
 
 
 def carried_nowhere(backend_id: str, since: float) -> bool:
-    """Tell for a gateway without other workers that none of them carries requests of a backend."""
+    """Stand in for `Replicas.carried_elsewhere` in a gateway of one process: no other carries requests."""
     return False

@@ -23,7 +23,7 @@ def take_in(backend: Backend, waits: Waits, now: float) -> Listened:
 
 
 def compare(members: Sequence[Backend], now: float) -> None:
-    """Bring up to date what the backends of one pool are to each other, and have in common."""
+    """Compare the backends of one pool: how slow each is, and what its tokens cost; they share one `uses`."""
     found = slownesses([each.speed for each in members], now)
     cost = token_cost(
         (each.limit.reading.rate for each in members), (each.writes for each in members), now
@@ -38,10 +38,11 @@ def compare(members: Sequence[Backend], now: float) -> None:
 
 
 def tells_cached(backend: Backend, endpoint: Endpoint | None, cached_tokens: int | None) -> bool:
-    """Whether what a reply tells of its cached tokens is to be believed, nothing too.
+    """Whether to believe what a reply tells of its cached tokens, also if that is nothing.
 
-    vLLM always tells them in replies of `/v1/responses`, in others by a flag alone. And of an endpoint that told
-    them once, some versions tell nothing where none were. Where no endpoint tells, the engine's counter does.
+    vLLM tells them in all replies of `/v1/responses`, in others only with a flag. Some versions tell nothing where
+    none were cached: that is believed of an endpoint that told them once. Where no endpoint ever told any, the
+    engine's counter takes their place.
     """
     telling = backend.telling
     if cached_tokens is not None and endpoint not in telling:

@@ -98,10 +98,10 @@ class Limit:
     _fast: bool = True
     _seen: bool | None = None  # whether a scrape has shown anything yet; None: none was tried
     _clean: int = 0  # windows in which it grew since the last sign
-    _doubted: bool = False  # that was a sign which something else than the engine can give
+    _doubted: bool = False  # that sign may have come of something else than the engine
     _queued: bool = False  # the last scrape showed a long queue
     _most_running: int = 0  # in any scrape
-    _full: int = 0  # scrapes that showed as many, and some waiting
+    _full: int = 0  # scrapes that showed about as many, and some waiting
     _batch: int | None = None  # how many the engine runs at a time, when it was seen to be full
     _batch_at: float = -math.inf  # and when that was
     _batch_before: int = 0  # the last that was seen
@@ -157,8 +157,8 @@ class Limit:
     def first_token(self, now: float, ttft_s: float, prompt_tokens: int) -> None:
         """Judge a first token that came `ttft_s` after the request was sent to the backend.
 
-        It is late by the whole prompt, as how much of it is cached is a guess. One of a backend that
-        starts slowly is not judged: it is slow because it is cold, not full.
+        It has the time to read the whole prompt, for how much of that is cached is a guess. One of a backend
+        that starts slowly is not judged: it is slow because it is cold, not full.
         """
         if self.starts(now):
             return
@@ -231,7 +231,7 @@ class Limit:
         return self.fixed or (UNSEEN if self._seen is False else START)
 
     def _meet(self, sample: LoadSample | None) -> None:
-        """Hold what shows no metrics low, until it does or first tokens in time let it grow."""
+        """Hold the limit low without metrics, until there are some or first tokens in time let it grow."""
         if sample is not None:
             if self._seen is False and self._fast:  # no sign so far: as if it had been seen at once
                 self._move_to(self.fixed or max(self.value, START))
@@ -250,9 +250,10 @@ class Limit:
         return _BOLDER if self._doubted and self._clean > _CLEARING else 1.0
 
     def _may_grow(self, sample: LoadSample | None, judged: int) -> bool:
-        """Whether the window shows room: a failed scrape does not, and any sign that may come forbids it.
+        """Whether the window shows room; anything that may become a sign forbids it.
 
-        First tokens tell late that they are late: to grow meanwhile would undo the cut before.
+        Without a scrape only enough first tokens in time show room. They tell late that they are late: to
+        grow meanwhile would undo the cut before.
         """
         doubtful = self._queued or self._late_before_cut or self._late > _LATE_RATIO * judged
         if sample is None:

@@ -14,8 +14,8 @@ from typing import Final
 
 import msgspec
 
-# What another backend says beyond a place that would have killed it, too: engines are some tokens ahead of
-# what was read of them.
+# Two deaths are at the same place of an answer if fewer tokens lie between: engines are some tokens ahead of what
+# was read of them.
 _SAME_PLACE_TOKENS: Final = 32
 
 
@@ -134,7 +134,7 @@ class Losses:
             self._looked_at.pop(backend_id, None)
 
     def looks_new(self, backend_id: str, told: tuple[object, ...]) -> bool:
-        """Whether more is known of a backend than at the last look, which this one is from now on."""
+        """Whether more is `told` of a backend than at the last look; the next one is compared with this."""
         known = self._looked_at.get(backend_id)
         self._looked_at[backend_id] = told
         return known != told

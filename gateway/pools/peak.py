@@ -19,7 +19,7 @@ from typing import Final
 from gateway.core.types import Credit, LoadSample
 from gateway.pools.trust import learnt
 
-# Of its expected output, of a stream that has written all of it, and goes on.
+# Of its expected output: so much more is expected of a stream that wrote all of it and goes on.
 _OVERRUN: Final = 0.1
 _MOST_STREAMS: Final = 256  # a look at them costs 0.2 ms; of more, each is a small part
 # Tokens that each stream takes on top: half a block is empty. vLLM's have 16 tokens on a GPU, 32 and more on a CPU.
@@ -34,8 +34,8 @@ class _Outlook:
 
     at: float
     left: list[int]  # tokens that each has yet to write
-    held: list[int]  # what those hold now that are left then, the first of all of them
-    worst: list[int]  # the most of all ends so far, where one more stream writes beside them
+    held: list[int]  # by how many have ended: what the others hold now
+    worst: list[int]  # by the last to end: the most until then, with one more stream
 
 
 @dataclass(slots=True)
@@ -44,14 +44,14 @@ class Peak:
 
     calm: bool = True  # the pool is not overloaded, as its line says
     _foreseen: bool = False  # the last scrape shows no requests but ours, and their pace is known
-    _share: float = 1.0  # of what they are thought to hold, what it shows: prompts may share blocks
+    _share: float = 1.0  # that it shows of what they are thought to hold: prompts may share blocks
     beyond_tokens: float = 0.0  # that it shows on top of what was foreseen
     _gap_s: float = 1.0  # from one token of a stream to the next
     _streams: dict[int, Credit] = field(default_factory=dict)
     _outlook: _Outlook | None = None  # until something changes
 
     def knows(self, requests: int) -> bool:
-        """Whether it is to be asked: all of so many requests are streams whose pace is known, and nobody else's."""
+        """Whether it can be asked: these requests are all of the backend's, and streams whose pace is known."""
         few = requests <= _MOST_STREAMS
         return self.calm and self._foreseen and few and len(self._streams) == requests
 
@@ -65,7 +65,7 @@ class Peak:
         self._outlook = None
 
     def give_back(self, credit: Credit) -> None:
-        """Note an end; of what was not taken, nothing."""
+        """Note an end; one of what was not taken changes nothing."""
         if self._streams.pop(id(credit), None) is not None:
             self._outlook = None
 

@@ -53,9 +53,9 @@ class Pulse:
 
     heard_at: float = -math.inf  # a byte of a reply
     stepped_at: float = -math.inf  # a scrape that shows a step
-    # The last scrape after which not all requests had run in each step.
+    # The last scrape before which a request may have missed a step: it waited, was preempted, or nobody looked.
     held_up_at: float = math.inf
-    # Tokens that each request got which stayed in its engine, while nothing waited there.
+    # Tokens that a request got which was in the engine all the time, while nothing waited there.
     each_wrote_tokens: float = 0.0
     sees_steps: bool = False  # its metrics are fresh
     starts: bool = False  # it starts slowly: kernels are compiled on the way

@@ -12,7 +12,7 @@ answer: one that kills does so again where it did before.
 A loss is an attempt whose connection broke, or that an engine which lives no more answered with an error; a death
 is a loss after which the health check is refused, broken off, or says that the engine is dead, within five seconds.
 What is drained or restarted by order dies of nothing, nor does what ends a reply in order meanwhile: it is stopped.
-(What was lost with a server that was stopped has nobody who works on it, all the same: `died`.)
+(But nobody works any more on what was lost with a server that was stopped: see `died`.)
 All that was in flight at a death was present, so an innocent request that was there twice is kept out too, if
 nothing speaks for it: its sender is told.
 

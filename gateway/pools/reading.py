@@ -8,10 +8,10 @@ A measurement counts once a scrape has come that was asked for after it. Two thi
     cold start   for a second or two nothing is known, and as much may be unread as comes. The first prompts alone
                  would show far less than an engine reads together: simulated engines that met four times their
                  load at once served .84, .84 and .95 of what they serve warm (.48 at worst) when those counted
-    hits         what an engine finds in its prefix cache it does not read. Where nobody here knows how much of
-                 which prompt that was, all that was found since the scrape before it was sent is taken off one
-                 prompt alone, and its share off what was read together. Where that leaves nothing, the last
-                 ten scrapes tell how much was read between them
+    hits         an engine does not read what it finds in its prefix cache. Where nobody here knows how much of
+                 which prompt that was, a prompt that is measured alone is charged with all hits since the
+                 scrape before it was sent, and what was read together with its share of them. Where that
+                 leaves nothing, the last ten scrapes tell how much was read between them
 
 All this shows no more than was asked of an engine. So prompts that it read in time beside others show at once
 that more may be unread. Where the rate alone counted, 200 streams that came one after the other to an engine
@@ -50,10 +50,9 @@ _SAME_S: Final = 1e-6  # two moments that are no further apart are one, but for 
 _STRETCH_S: Final = 1.0
 _FORGOTTEN_S: Final = 600.0  # the quickest first token counts as twice as slow after it
 _SCRAPES: Final = 64  # whose counts are kept: what took longer tells nothing
-_MEASURED: Final = 1024  # that wait for a scrape: the first of many, which count at the next one
+_MEASURED: Final = 1024  # measurements that wait for a scrape; more are dropped until it comes
 _MEAN_OF: Final = 10  # scrapes
-# Steps of the engine until a prompt has its first token: the one under way, and the one that reads it.
-_STEPS: Final = 2
+_STEPS: Final = 2  # of a prompt to its first token: the one under way, and the one that reads it
 _STREAMS: Final = 8  # that ended last; the quickest of them was held up by its client least
 
 
@@ -179,10 +178,10 @@ class Reading:
     def _judge(self, now: float, ttft_s: float, tokens: int, before_tokens: int) -> None:
         """Learn from how long a prompt waited for those before it: twice as much may be unread, more, or less.
 
-        It waited for what its first token took longer than the quickest, but for what its own prompt is longer,
-        and the steps are: a large batch takes long for each of them, however little is unread.
-        Of its own as much counts as others may wait for. One that was alone leaves open how much of its time
-        was reading: if it was as quick as any, a second one beside it is tried.
+        Its wait is the time by which its first token came later than the quickest, less what its longer prompt takes,
+        less what longer steps take: those of a large batch take long, however little is unread.
+        Of its own tokens only so many count as others may wait for. A prompt that was alone does not show how
+        much of its time was reading: if it was as quick as any, a second one beside it is tried.
         """
         quickest_s, quickest_tokens, _ = self._quickest
         if not before_tokens:
@@ -212,9 +211,9 @@ class Reading:
 
         An engine reads prompts in the order in which they came: what is unread is waited for by all who
         come later, and no priority or fair share can change the order any more. It is less of others'
-        prompts beside the highest of several classes. What comes while an engine answers that has
-        nothing else to do is under way, not ahead: else one that answers late could never show how much
-        it reads at a time (Little's law).
+        prompts beside the highest of several classes. What comes in
+        the time that an idle engine takes to answer is under way, not ahead: else one that answers late
+        could never show how much it reads at a time (Little's law).
 
         Where the oldest waits for longer than all this takes, the batch is full: then no more than a few
         short prompts are unread beside it. They may overtake it, for an engine can hold up one alone.

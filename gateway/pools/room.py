@@ -36,7 +36,7 @@ from gateway.pools.shares import Shares
 from gateway.pools.trust import Trust
 from gateway.pools.writing import Writing
 
-LEAST: Final = Need(1, 0, streams=True)  # what has no room for it is full
+LEAST: Final = Need(1, 0, streams=True)  # a backend without room for it is full
 _WRITTEN: Final = 0.5  # of the expected output, by a request met at a random point of its life
 # Of the expected output, on top of the scraped usage. Simulated engines of 3,200 to 64,000 tokens at
 # 2 to 4 times their load: with the whole half to come they had no preemption at all, but wrote up to
@@ -112,7 +112,7 @@ class Room:
 
         `output_tokens` is what is expected, not what is allowed. One that streams is fresh until
         `first_token`; of one that does not, nobody sees when its prompt is read: the next scrape is
-        taken to show it. Of what is larger than the cache, a batch, the cache is all that it can hold.
+        taken to show it. A batch that is larger than the cache is credited with the whole cache.
         `cached_tokens` of the prompt need not be read; they take their room all the same.
         """
         need_tokens, capacity = prompt_tokens + output_tokens, self.capacity_tokens
@@ -236,8 +236,8 @@ class Room:
     def asked(self, need: Need) -> int:
         """Return the room that a request asks for.
 
-        The engine runs what of a batch does not fit when earlier sequences have ended. So a batch larger than
-        the whole cache goes to a backend that is nearly idle.
+        Those sequences of a batch that do not fit run once earlier ones have ended. So a batch larger than the
+        whole cache goes to a backend that is nearly idle.
         """
         tokens, capacity = need.prompt_tokens + need.output_tokens, self.capacity_tokens
         if need.sequences == 1 or capacity is None:
@@ -249,7 +249,7 @@ class Room:
     ) -> Exclusion | None:
         """Return why a request may not go in, None if it may.
 
-        For each of the `reserves` a tenth of the cache stays free for others. Only `by_peak` it may go by that.
+        For each of the `reserves` a tenth of the cache stays free for others. `by_peak`: `Peak` may decide.
 
         An idle backend takes whatever it can hold at all: a request over `stop_ratio` would find no
         better time.
@@ -296,7 +296,7 @@ class Room:
         return self.asked(need) + self._projected(capacity, usage, now)
 
     def left(self) -> tuple[int, int]:
-        """Return what our requests leave to do: prompts not known to be read, and outputs expected."""
+        """Return the tokens that our requests still need: of prompts not known to be read, of outputs expected."""
         output_tokens = self._coming_output + self._read_output + self._old_output
         return self.unread_tokens + self._unseen_tokens, output_tokens
 

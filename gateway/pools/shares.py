@@ -30,6 +30,6 @@ class Shares:
             self.by_tenant[tenant] = left
 
     def holds_much(self, tenant: str) -> bool:
-        """Whether a tenant has clearly more than an even share; what it holds alone is no share of anything."""
+        """Whether a tenant has clearly more than an even share; one that is alone there has no share."""
         count = len(self.by_tenant)
         return count > 1 and self.by_tenant.get(tenant, 0) * count > _SHARES * self.tokens

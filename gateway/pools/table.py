@@ -190,7 +190,7 @@ class PoolTable:
             self._leaving.append(backend)
 
     def withhold(self, backend: Backend, why: Mapping[str, Exclusion], *kept: tuple[str, bool]) -> None:  # fmt: skip
-        """Note which adapters requests cannot have there, whatever it lists, and which shall be there or not."""
+        """Note which adapters requests cannot have there, whatever it lists; `kept`: which shall be there or not."""
         if (backend.lacking, backend.ordered) != (why, kept):
             self.epoch += backend.ordered != kept
             backend.lacking, backend.ordered = why, kept

@@ -16,8 +16,7 @@ from typing import Final
 from gateway.core.types import LoadSample
 
 _LEAST_SHARE: Final = 0.1  # when prompts cease to share, one scrape's overrun stays bounded
-# Of the capacity: where less is expected to be in use, nothing is proven about sharing.
-_TELLING_RATIO: Final = 0.2
+_TELLING_RATIO: Final = 0.2  # of the capacity: if less is expected in use, that shows no sharing
 _FORGETS: Final = 0.1  # of what was learnt of sharing, per scrape that tells nothing of it
 _SPARED: Final = 0.05  # of the capacity, by a scrape that shows preemptions
 _MOST_SPARED: Final = 0.15
