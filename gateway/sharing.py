@@ -59,9 +59,10 @@ def shared_store(
 def keys_of(
     config: Config, link: Scripted | None, clock: Clock, settings: Callable[[], Settings]
 ) -> tuple[Tokens | None, SharedKeys | None]:
-    """Return what reads the tokens of an identity provider, and the keys that replicas share, as of their copy.
+    """Return the reader of an identity provider's tokens, and the keys that replicas share, as their copy on disk is.
 
-    None: no provider is named; keys are in a file. `settings` returns those that hold, later.
+    The first is None where no provider is named, the second where keys are in a file. `settings` is called later,
+    for those in force by then.
 
     Raises:
         ConfigError: the pepper cannot be used.

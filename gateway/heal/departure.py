@@ -1,4 +1,4 @@
-"""The end of a backend that is no longer configured so: its server finishes what it carries, and is stopped.
+"""The end of a unit that is no longer configured so: its server finishes what it carries, and is stopped.
 
 Until then that server keeps its address and its GPUs, so what is new and needs them waits.
 """

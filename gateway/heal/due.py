@@ -1,4 +1,4 @@
-"""What is due of a backend goes on with who has it next: another process, or another unit after a reload."""
+"""Restarts that are due pass on to who has the backend next: another process, or a new unit after a reload."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.launch.command import CommandLauncher
 def due(unit: Supervised) -> Sign | None:
     """Return the operator's restart that is ordered, or begun and not carried out; None where there is none.
 
-    What a service manager was asked for it sees to by itself; a command ends with who runs it.
+    A service manager goes on by itself with what it was asked for; a command ends with the process that runs it.
     """
     state, launcher = unit.state, unit.launcher
     alone = launcher.launches or isinstance(launcher, CommandLauncher)

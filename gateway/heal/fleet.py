@@ -73,7 +73,7 @@ class Fleet:
             events.note(clock, EventKind.LEFT_BEHIND, left.backend_id, "left_behind", str(left))
 
     def stand_by(self, unproven: Mapping[str, Incarnation] | None = None) -> None:
-        """Let another gateway or worker supervise: until the first look here, probes decide of all but these."""
+        """Let another gateway or worker supervise: until the first look here, probes decide of all but `unproven`."""
         self.follows = True
         for unit in self.units.values():
             unit.found((unproven or {}).get(unit.id))
@@ -131,7 +131,7 @@ class Fleet:
     def _let_go(self, unit: Unit, config: Config) -> Departure:
         """Stop what is no longer configured so, once its requests have ended.
 
-        Where its name stays, and what is to run, its server runs on. What still waits has no server.
+        Where the same server stays configured under its name, it runs on. A unit that still waits has no server.
         """
         unit.end()
         backend = self.shared.table.get(unit.id)

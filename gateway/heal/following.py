@@ -1,4 +1,4 @@
-"""What a worker does that does not lead: as the leading one says. It restarts nothing, and saves nothing.
+"""What a worker does that does not lead: it follows the one that leads, restarts nothing, and saves nothing.
 
     drains             holds in the store, as operators ordered them
     what is worked on  told by the leader with its heartbeat: a server that it drains, starts or gave up

@@ -2,8 +2,8 @@
 
     <state>/held.json    {"pool/b1": {"base": ..., "adapters": {"sql": "/loras/sql"}}}
 
-On disk, so that a gateway that starts, or takes over while a server restarts, knows them too: of those that
-somebody loaded around the gateway nothing else tells. They hold for the server that was configured then.
+On disk, so that a gateway that starts, or takes over while a server restarts, knows them too: nothing else
+tells of adapters that somebody loaded without the gateway. They hold for the server that was configured then.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FORMAT: Final = msgspec.json.Decoder(dict[str, Held])
 
 @dataclass(slots=True)
 class HeldAdapters:
-    """Those of all servers. Synchronous; the file is small, and written when a list is another."""
+    """The adapters of all servers. Synchronous; the file is small, and written when a list changes."""
 
     folder: Path
     _kept: dict[str, Held] = field(default_factory=dict)

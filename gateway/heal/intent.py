@@ -93,8 +93,8 @@ class Intent:
     saved: bool = True  # the file has all of it
     _kept: Kept = field(default_factory=Kept)
     _unsaid: dict[tuple[Mark, str], bool] = field(default_factory=dict)
-    _of_file: set[tuple[Mark, str]] = field(default_factory=set)  # and nobody said since the start
-    _held: set[str] = field(default_factory=set)  # the pools of holds since the store answered last
+    _of_file: set[tuple[Mark, str]] = field(default_factory=set)  # what only the file says so far
+    _held: set[str] = field(default_factory=set)  # pools on hold since the store answered last
     _read: Mapping[str | None, float] | None = None
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ class Leases:
     """The leases of pools that this process holds or tries to get. One a pool, renewed in time.
 
     A store that does not answer fails closed: no lease, no restarts; what it said last of holds stays.
-    A hold that it had and has no more, though nobody lifted it, was lost with it: it is told anew.
+    A hold that is missing there, though nobody lifted it, was lost with the store, and is told to it anew.
     """
 
     def __init__(self, store: SharedStore, clock: Clock) -> None:

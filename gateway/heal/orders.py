@@ -226,7 +226,7 @@ class Orders:
 
 
 def unfinished(units: Iterable[Unit]) -> dict[str, str]:
-    """Return operators' restarts that are not carried out, with why, while nothing is done to the units."""
+    """Return operators' restarts that are due, with why they were ordered. Call it when no unit takes a step."""
     signs = {unit.id: due(unit) for unit in units}
     return {backend_id: sign.evidence for backend_id, sign in signs.items() if sign is not None}
 
@@ -251,9 +251,9 @@ def unproven(units: Iterable[Unit]) -> dict[str, Incarnation]:
 def take_up(
     supervisor: Supervisor, restarts: Mapping[str, str], tried: Mapping[str, Tries]
 ) -> None:
-    """Have these restarts due, which operators ordered of the gateway before; `tried` has `begun` of it.
+    """Have these restarts due, which operators ordered of the gateway before; `tried` is its `begun`.
 
-    What it claimed is taken by nobody again, so the next try is another one, whoever ordered it.
+    What it claimed nobody can claim again, so the next try counts as another one, whoever ordered it.
     """
     units, now = supervisor.units, supervisor.clock.now()
     for backend_id in tried.keys() & units.keys():

@@ -69,7 +69,7 @@ class Override(msgspec.Struct, frozen=True):
         return replace(self, on_trial=False, failed_trials=self.failed_trials + 1)
 
     def beyond(self, other: Override) -> Override:
-        """Return it with only what another one has not."""
+        """Return only what it has and another one lacks."""
         return replace(
             self,
             args={
@@ -147,14 +147,14 @@ class Overrides:
         return kept.back()
 
     def began(self, backend_id: str, override: Override) -> None:
-        """A start was made with this, unless its remedies were dropped or changed meanwhile."""
+        """Note that a start was made with this, unless its remedies were dropped or changed meanwhile."""
         kept = self._kept.get(backend_id)
         if kept is not None and kept != override and kept.applied == override.applied:
             self._kept[backend_id] = override
             self._save()
 
     def served(self, backend_id: str, launch: LaunchConfig | None) -> Override | None:
-        """A start has come to its good end. Return what was dropped, if it did so without that."""
+        """Note a start that came to its good end. Return what was dropped, if it did so without that."""
         kept = self.of(backend_id, launch)
         had = kept.before or kept
         if had.on_trial or (kept.before is not None and not had.applied):

@@ -101,7 +101,7 @@ class Record:
         return replace(record, tried=record._tried(tried), failed_at=None)
 
     def after_orders(self, incarnation: Incarnation | None, times: int, now: float) -> Record:
-        """Return what is remembered where the gateway before this one gave so many orders for one."""
+        """Return what is remembered if the gateway before this one gave so many orders for an incarnation."""
         tried = self._tried(Tried(incarnation, times, again_at=now))
         return replace(self, seen_at=now, tried=tried)
 

@@ -296,8 +296,8 @@ class Supervised:
     def _stays_ordered(self, attempt: int, *, elsewhere: bool) -> None:
         """Have an operator's order due again after a pause: it could not be carried out just now.
 
-        `elsewhere`: another gateway claimed it. It has the time to stop the server, and if another one
-        is seen by then, the order is carried out.
+        `elsewhere`: another gateway claimed it. That one gets the time to stop the server, too; once another
+        incarnation is seen, it has carried the order out.
         """
         if self.ordered is None and self.carried_out is not None:
             config, doublings = self.pool.supervision, min(attempt - 1, 64)

@@ -76,9 +76,9 @@ class Unit(Supervised):
                 await self._try_suspended(state)
 
     async def _look(self) -> None:
-        """See what runs; go where that leads, and say what no step will say.
+        """See what runs, go over to the state that follows from it, and tell what no step tells.
 
-        A look that takes long goes on beside the steps, which do with what is known until it is over.
+        A look that takes long goes on beside the steps, which use what is known until it is over.
         """
         seen, before = await self._seen(self._timing.every_s), self.state
         if seen is None:
@@ -177,7 +177,7 @@ class Unit(Supervised):
             return
         self._to(replace(state, claimed=True))
         served_s = 0.0
-        if isinstance(state.before, Serving):  # its last list is of the server that goes, whole
+        if isinstance(state.before, Serving):  # its last model list is whole, and of what goes
             self.adapters = shared.held.see(self.backend, self.config)
             served_s = self._now() - state.before.since
         self.diagnosis, self.observed.trouble = None, ""  # of the server that goes
@@ -197,7 +197,7 @@ class Unit(Supervised):
         self._to(Starting(now, made, before=of, ours=True, told=watch.told(now), fresh=True))
 
     async def _not_launched(self, state: Replacing, error: LaunchError) -> None:
-        """Say what the launcher could not do, without secrets. What lives, or was just started, stays; it is due."""
+        """Tell what the launcher could not do, without secrets. A server that lives stays; the restart stays due."""
         label = Kind.PORT if error.obstacle is Obstacle.PORT else state.order.cause
         self._tell(EventKind.LAUNCH_FAILED, label.value, said := redact(str(error)))
         outcome, seen = outcome_of(error), await self._seen()
@@ -304,7 +304,7 @@ class Unit(Supervised):
     # --- it failed --------------------------------------------------------------------------------
 
     async def _examine(self, state: Failed) -> None:
-        """Say why it ended, and apply what policy allows. One that hung, and goes on after all, is let."""
+        """Find out why it ended, and apply what policy allows. One that hung, and goes on after all, is left alone."""
         seen, starting = self.observed.seen, state.sign.cause is Cause.START_FAILED
         if state.examined or seen is None:
             now, watch = self._now(), self.observed.watch
@@ -322,7 +322,7 @@ class Unit(Supervised):
         self._to(replace(examined, ready_at=None) if hopeless else examined)
 
     async def _examine_hang(self, stage: str, why: str) -> str:
-        """Say why a start hangs whose process lives, and apply what policy allows."""
+        """Find out why a start hangs whose process lives, and apply what policy allows; return it for people."""
         autopsy = self._shared.autopsy
         found = await self._beside(autopsy.of_hang(self.id, self.launcher, stage, why))
         self.diagnosis = found.diagnosis

@@ -61,7 +61,7 @@ class Passing:
             ask.call = structs.replace(call, tells_ids=tells_ids)
 
     def _trails(self, how: Resume, ask: Ask) -> Resume:
-        """Return by what another backend could go on with the stream that is asked for."""
+        """Return whether another backend could go on with the stream that is asked for: by ids, by text, or not."""
         call = ask.call
         if how is _OFF or not self._several(ask) or not may_trail(call):
             return _OFF

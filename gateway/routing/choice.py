@@ -169,9 +169,10 @@ class Chooser:
         ask: Ask,
         held_tokens: Sequence[int] | None,
     ) -> int:
-        """Return the place of the least; of about equal ones any, or where prompts that begin so meet.
+        """Return the place of the least cost. Of about equal ones it is any, or the one that a hash picks.
 
-        They meet only until they are cached: then their places differ by their work.
+        The hash has prompts that begin alike meet, while the best has nothing of them cached. Once it has, it
+        costs less than the others.
         """
         least = min(costs)
         place = costs.index(least)
@@ -226,8 +227,8 @@ def _waits(
 ) -> bool:
     """Whether a request waits for a cheaper backend, where more of its prompt is cached; noted if so.
 
-    Where another is free, no longer than twice what it takes that to read the rest anew: it reads that
-    again, and so does somebody whose prompt is driven out.
+    Where another one is free, it waits at most twice as long as that one would read the tokens that only the
+    cheaper one has cached: they would be read again, and so would the prompt that they drive out.
     """
     if ask.prefix is None or not (cached_tokens := cheaper.cached_tokens(ask.prefix)):
         return False
@@ -258,7 +259,7 @@ def obstacle(
         return None
     need, caller = ask.need, ask.caller
     to_read, unread = need.prompt_tokens, backend.room.unread_tokens
-    if unread and ask.prefix is not None:  # else it is not asked for
+    if unread and ask.prefix is not None:  # `to_read` counts only beside what is unread
         cached_tokens = backend.cached_tokens(ask.prefix)
         to_read = 0 if cached_tokens >= unread else to_read - cached_tokens
     found = backend.obstacle(need, now, caller.priority, ask.top_priority, caller.tenant, to_read)
@@ -268,7 +269,7 @@ def obstacle(
 
 
 def failed_at(ask: Ask, backend: Backend) -> None:
-    """Note that an attempt failed there: the same of all that fail in one phase, so that they are of a kind."""
+    """Note that an attempt failed there, by when its phase began: who failed in one phase is of one kind."""
     ask.tried[backend.id] = backend.health.since
 
 

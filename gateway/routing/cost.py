@@ -12,8 +12,8 @@ from gateway.pools.work import BESIDE
 from gateway.prefix.approximate import tokens_of_each
 
 _UNREAD_WEIGHT: Final = 10.0  # of what is unread, for the highest class, beside all other work
-# Of those who come later so many gain by a copy more; the others find a place as good beside the copies that are
-# there. Simulated with 8 backends, many prompts: .890 of the tokens found with 1, .902 with .5, .906 with .2, .905
+# So large a part of later requests gains by one copy more; the others find as good a place beside the copies that
+# are there. Simulated with 8 backends, many prompts: .890 of the tokens found with 1, .902 with .5, .906 with .2, .905
 # with .1, .898 where nothing is shared; few prompts: p99 first token .054, .054, .056, .057, .072 s.
 _GAIN: Final = 0.2
 # Of fewer it hardly matters who bears the reading, and to find that out costs more.
@@ -30,10 +30,10 @@ def costs_of(
 
     `held_tokens` are those of its prompt that each holds; see `held_of`.
 
-    Where nothing is known of its beginning, that is when it would be done there. Else it is what it takes
-    of all: what is not cached is read while those who are there wait, and drives as much out of the
-    cache, which is read again while as many wait as usually do; outputs are written side by side. What is read
-    for those who come later, too, takes each of them its part.
+    Where nothing is known of how its prompt begins, the cost is the time until it would be done there. Else it is
+    the time that it takes of all requests: what is not cached is read while those at the backend wait, and drives
+    as much out of the cache, which is read again while as many wait as usual; outputs are written side by side. A
+    beginning that later requests share is read for them, too, and each of them bears its part.
     """
     if not backends:
         return []
@@ -78,7 +78,7 @@ def _costs_for_all(
 def _shared(
     backends: Sequence[Backend], prefix: Prefix, held_tokens: Sequence[int], most: int
 ) -> Sequence[float]:
-    """Return how many tokens of a prompt each holds, with the part of reading the others that later prompts bear.
+    """Return how many tokens of a prompt each holds, plus the part of reading the rest that later prompts bear.
 
     One copy more serves its even share of those who are expected to come before it is driven out (decision 043).
     """
@@ -102,7 +102,7 @@ def held_of(backends: Sequence[Backend], prefix: Prefix | None) -> list[int] | N
         return None
     found = tokens_of_each([each.prefix_index for each in backends], prefix)
     session = prefix.session
-    if session is not None and prefix.blocks is None:  # by token ids is known better
+    if session is not None and prefix.blocks is None:  # token ids tell more
         for place, each in enumerate(backends):
             if session.key in each.sessions.last:
                 found[place] = max(
@@ -121,7 +121,7 @@ def adds_s(backend: Backend, ask: Ask) -> float:
 def by_class(
     costs: Sequence[float], backends: Sequence[Backend], ask: Ask, now: float
 ) -> tuple[Sequence[float], Backend | None]:
-    """Return the costs by which the class of a request has it go, and a backend that is kept free of it.
+    """Return the costs that hold for the class of a request, and a backend that is kept free of it, if any.
 
     What an engine reads cannot be interrupted, and its next step waits for it. So the highest of several
     classes goes where least is unread. And while it comes, long prompts of the others are read on

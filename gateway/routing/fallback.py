@@ -26,7 +26,7 @@ from gateway.routing.catalog import Catalog
 from gateway.wire.large import fields_at_hand
 
 _AS_TEXT: Final = GENERATES | {Endpoint.TRANSCRIPTIONS, Endpoint.TRANSLATIONS}
-_OF_A_POOL: Final = (  # of a record
+_OF_A_POOL: Final = (  # fields of a record
     *("pool", "adapter", "demand", "need", "conversation"),
     *("backend_id", "revision", "engine_id"),  # of the last attempt there
 )
@@ -54,8 +54,8 @@ def cause_by(code: str | None) -> Cause | None:
 
 
 def is_of_one_model(call: Call) -> bool:
-    """Whether a request says by the tokens of its model what another one would read, or write, otherwise."""
-    if call.model_at is not None or not call.body:  # a form, or one that is only thought of
+    """Whether a request has tokens of its own model in it, which another one would read or write otherwise."""
+    if call.model_at is not None or not call.body:  # a form, or a dry run
         return False
     if call.prompt_token_ids is not None:
         return True
@@ -64,7 +64,7 @@ def is_of_one_model(call: Call) -> bool:
 
 
 def as_of_own_pool(record: RequestRecord) -> Callable[[], None]:
-    """Return what has a record tell of its own pool again, once others were asked in vain."""
+    """Return a function that has a record tell of its own pool again, once others were asked in vain."""
     before = {name: getattr(record, name) for name in _OF_A_POOL}
 
     def put_back() -> None:

@@ -1,8 +1,8 @@
 """What gateways tell each other of prompts: which hashes they sent to which backend, and what lost its cache (041).
 
 Twenty times a second each adds what its indexes learned to a log in the shared store, and hears what the others added.
-So each knows about what one gateway before all backends would. What cannot be told in time is dropped, and counted:
-an index is a guess, and tells again what is used again once a cache full of other prompts was sent.
+So each knows nearly as much as a gateway that is alone before all backends. What cannot be told in time is dropped,
+and counted: an index is a guess, and tells again what is used again once a cache full of other prompts was sent.
 
 Hashes are made with a word that is the log's, and with the pepper of the keys, which the store never has.
 """
@@ -50,7 +50,7 @@ class _Engine(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Told(msgspec.Struct, frozen=True):
-    """One tell. What another version does not tell is left as it is here."""
+    """One tell. What another version does not tell has its default."""
 
     is_new: bool = False  # who tells it has heard nothing before
     engines: list[_Engine] = []

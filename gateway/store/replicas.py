@@ -25,7 +25,7 @@ TOLD_S: Final = 60.0  # for so long a silent one is still told of
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What a replica tells of itself. What another version does not tell is left as it is here."""
+    """What a replica tells of itself. What another version does not tell has its default."""
 
     host: str = ""
     pid: int = 0
@@ -40,7 +40,7 @@ class Told(msgspec.Struct, frozen=True):
     queued: dict[str, Queued] = {}  # what waits, by pool
     phases: dict[str, str] = {}  # of its backends, as it sees them
     tends: dict[str, tuple[str, str, str]] = {}  # backends that it works on: phase, reason, detail
-    drains: tuple[str, ...] = ()  # what all call those of them that it drains, to restart them
+    drains: tuple[str, ...] = ()  # the `heal.names` of those that it drains, to restart them
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Replicas:
     def drained_elsewhere(self) -> frozenset[str]:
         """Return the names of the backends that other replicas drain.
 
-        One that has lost its lease ends the restart that it began.
+        A replica that has lost its lease still ends the restart that it began.
         """
         return frozenset(name for each in self._others() for name in each.told.drains)
 
