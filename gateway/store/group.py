@@ -144,6 +144,7 @@ class GroupStore:
     """The parent's `MemoryStore`, as a worker sees it; see `SharedStore`. All processes share one clock."""
 
     group: Group
+    within_s: float = _WITHIN_S
 
     @property
     def trouble(self) -> str:
@@ -152,15 +153,15 @@ class GroupStore:
 
     async def acquire(self, name: str, holder: str) -> Lease | None:
         """See `SharedStore`."""
-        return _lease(await self._ask("acquire", name, holder))
+        return msgspec.convert(await self._ask("acquire", name, holder), Lease | None)
 
     async def renew(self, lease: Lease) -> Lease | None:
         """See `SharedStore`."""
-        return _lease(await self._ask("renew", _told(lease)))
+        return msgspec.convert(await self._ask("renew", lease), Lease | None)
 
     async def release(self, lease: Lease) -> None:
         """See `SharedStore`."""
-        await self._ask("release", _told(lease))
+        await self._ask("release", lease)
 
     async def claim_restart(
         self, backend_id: str, incarnation: str | None, attempt: int = 1
@@ -184,19 +185,19 @@ class GroupStore:
         self, replica_id: str, told: str, keep_s: float, board: Board = Board.REPLICAS
     ) -> Mapping[str, tuple[str, float]]:
         """See `SharedStore`."""
-        found = await self._ask("beat", replica_id, told, keep_s, board.value)
-        return {each: (text, age_s) for each, (text, age_s) in found.items()}
+        found = await self._ask("beat", replica_id, told, keep_s, board)
+        return msgspec.convert(found, dict[str, tuple[str, float]])
 
     async def tell(self, log: str, word: str, by: str, told: str, after: int) -> Heard:
         """See `SharedStore`."""
-        return Heard(*await self._ask("tell", log, word, by, told, after))
+        return msgspec.convert(await self._ask("tell", log, word, by, told, after), Heard)
 
     async def close(self) -> None:
         """The connection is the group's."""
 
     async def _ask(self, what: str, *args: Any) -> Any:
         try:
-            return await self.group.channel.ask(f"store.{what}", *args, within_s=_WITHIN_S)
+            return await self.group.channel.ask(f"store.{what}", *args, within_s=self.within_s)
         except Unanswered as error:
             raise StoreUnavailable(f"the parent process: {error}") from None
 
@@ -238,42 +239,28 @@ class GroupScripts:
         self.group.channel.tell("limits", script.sha, keys, args)
 
 
-def _told(lease: Lease) -> list[Any]:
-    return [lease.name, lease.holder, lease.token, lease.until]
-
-
-def _lease(told: list[Any] | None) -> Lease | None:
-    return None if told is None else Lease(*told)
-
-
 def store_answers(store: SharedStore, acquired: dict[str, Lease]) -> Answers:
     """Return what the parent answers of its store; `acquired` gets the leases that this worker holds."""
 
-    async def acquire(name: str, holder: str) -> list[Any] | None:
+    async def acquire(name: str, holder: str) -> Lease | None:
         lease = await store.acquire(name, holder)
-        if lease is None:
-            return None
-        acquired[name] = lease
-        return _told(lease)
+        if lease is not None:
+            acquired[name] = lease
+        return lease
 
-    async def renew(told: list[Any]) -> list[Any] | None:
-        lease = await store.renew(Lease(*told))
-        return None if lease is None else _told(lease)
+    async def renew(lease: object) -> Lease | None:
+        return await store.renew(msgspec.convert(lease, Lease))
 
-    async def release(told: list[Any]) -> None:
-        await store.release(Lease(*told))
+    async def release(lease: object) -> None:
+        await store.release(msgspec.convert(lease, Lease))
 
-    async def holds() -> list[Any]:
+    async def holds() -> list[tuple[str | None, float]]:
         return [*(await store.holds()).items()]
 
     async def beat(
         replica_id: str, told: str, keep_s: float, board: str
     ) -> dict[str, tuple[str, float]]:
         return dict(await store.beat(replica_id, told, keep_s, Board(board)))
-
-    async def tell(*args: Any) -> list[Any]:
-        heard = await store.tell(*args)
-        return [heard.word, heard.place, heard.told]
 
     return {
         "store.acquire": acquire,
@@ -284,5 +271,5 @@ def store_answers(store: SharedStore, acquired: dict[str, Lease]) -> Answers:
         "store.lift": store.lift,
         "store.holds": holds,
         "store.beat": beat,
-        "store.tell": tell,
+        "store.tell": store.tell,
     }

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
+
+from msgspec.structs import replace
 
 from gateway.core.aio import Clock
 from gateway.store.shared import (

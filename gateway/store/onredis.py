@@ -6,8 +6,10 @@ import asyncio
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from gateway.core.aio import Clock
 from gateway.store import scripts

@@ -25,9 +25,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
+
+import msgspec
 
 # Another replica leads within 10 s of a leader's death: a lease, and the follower's next turn.
 LEASE_S: Final = 8.0
@@ -59,8 +60,7 @@ class StoreUnavailable(Exception):
     """The shared store did not answer; whether the call took effect is unknown. The message is for people."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(msgspec.Struct, frozen=True, array_like=True):
     """A name that is held. `token` is larger than that of every earlier lease of the name."""
 
     name: str
@@ -73,8 +73,7 @@ class Lease:
         return self.until - now >= LEFT_S
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
+class Heard(msgspec.Struct, frozen=True, array_like=True):
     """What was read of a log. `word` is the log's; if it is not the reader's own, `told` is empty."""
 
     word: str
