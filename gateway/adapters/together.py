@@ -20,7 +20,7 @@ from gateway.adapters.elsewhere import Elsewhere, PoolTold
 from gateway.adapters.keeper import PoolAdapters
 from gateway.core.aio import Clock, periodic
 from gateway.store.seat import Seat
-from gateway.store.shared import Board, SharedStore, StoreUnavailable
+from gateway.store.shared import Board, SharedStore, StoreUnavailable, read_told
 
 _BEAT_S: Final = 0.25
 _KEPT_S: Final = 2.0  # what is older says nothing: its gateway died, or cannot reach the store
@@ -38,7 +38,7 @@ class Together:
     others: bool = False  # there are some for sure: other workers
     _seat: Seat = field(init=False)
     _leads: bool | None = None  # None: nobody has told yet
-    _others: list[Mapping[str, PoolTold]] = field(default_factory=list)  # what they told last
+    _others: list[dict[str, PoolTold]] = field(default_factory=list)  # what they told last
     _heard_at: float = -math.inf
 
     def __post_init__(self) -> None:
@@ -64,7 +64,8 @@ class Together:
         except StoreUnavailable:
             self._leads = self.may_lead and self._leads is not False
         if found is not None:
-            self._others = [_told(text) for each, (text, _) in found.items() if each != self.id]
+            others = [text for each, (text, _) in found.items() if each != self.id]
+            self._others = [read_told(_FORMAT, text, {}) for text in others]
             self._heard_at = self.clock.now()
         elif not self._seat.ours and self.clock.now() - self._heard_at > _KEPT_S:
             self._others = []
@@ -73,10 +74,3 @@ class Together:
             keeper.leads = self._leads
             told = [each[name] for each in self._others if name in each]
             keeper.hear(Elsewhere(told, stale=stale, others=self.others))
-
-
-def _told(text: str) -> Mapping[str, PoolTold]:
-    try:
-        return _FORMAT.decode(text)
-    except (msgspec.DecodeError, ValueError):  # of another version
-        return {}

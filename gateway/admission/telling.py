@@ -16,7 +16,7 @@ import msgspec
 from gateway.core.aio import Clock, periodic
 from gateway.pools.elsewhere import UnderWay, since, together
 from gateway.pools.table import PoolTable
-from gateway.store.shared import Board, SharedStore, StoreUnavailable
+from gateway.store.shared import Board, SharedStore, StoreUnavailable, read_told
 
 _CALM_S: Final = 0.25
 _LATELY_S: Final = 2.0
@@ -73,7 +73,7 @@ class Telling:
         before, self._before = self._before, {}
         for each, (text, _) in found.items():
             if each != self.id:
-                self._before[each] = _told(text)
+                self._before[each] = read_told(_FORMAT, text, Told())
         if waits or any(each.waits for each in self._before.values()):
             self._short_until = self.clock.now() + _LATELY_S
         if not before and not self._before:
@@ -85,10 +85,3 @@ class Telling:
                 heard.setdefault(backend_id, []).append(since(earlier.get(backend_id), of))
         elsewhere = {backend_id: together(every) for backend_id, every in heard.items()}
         self.table.hear(elsewhere, len(self._before) + 1)
-
-
-def _told(text: str) -> Told:
-    try:
-        return _FORMAT.decode(text)
-    except msgspec.DecodeError:  # of another version
-        return Told()

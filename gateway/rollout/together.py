@@ -20,7 +20,7 @@ from gateway.core.aio import Clock, periodic
 from gateway.rollout.rollouts import Rollouts, Sides, TrialTold
 from gateway.rollout.verdict import Finding
 from gateway.store.seat import Seat
-from gateway.store.shared import Board, SharedStore, StoreUnavailable
+from gateway.store.shared import Board, SharedStore, StoreUnavailable, read_told
 
 _BEAT_S: Final = 1.0
 _KEPT_S: Final = 3600.0  # what a gateway saw stays true when it is gone
@@ -71,7 +71,9 @@ class Together:
             self.rollouts.judges = self._seat.ours
         if found is not None:
             others = [
-                (_told(text), age_s) for each, (text, age_s) in found.items() if each != self.id
+                (read_told(_FORMAT, text, {}), age_s)
+                for each, (text, age_s) in found.items()
+                if each != self.id
             ]
             self._listens = bool(others)
             self._note_ends(trials, others)
@@ -115,10 +117,3 @@ def _lasting(others: _Others, own: Mapping[str, TrialTold]) -> _Others:
         ({pool: each for pool, each in every.items() if lasts(pool, each, age_s)}, age_s)
         for every, age_s in others
     ]
-
-
-def _told(text: str) -> Mapping[str, TrialTold]:
-    try:
-        return _FORMAT.decode(text)
-    except (msgspec.DecodeError, ValueError):  # of another version
-        return {}

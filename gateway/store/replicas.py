@@ -15,7 +15,7 @@ import msgspec
 from gateway.core.aio import Clock, periodic
 from gateway.core.traffic import Queued
 from gateway.store.group import LEADER
-from gateway.store.shared import SharedStore, StoreUnavailable
+from gateway.store.shared import SharedStore, StoreUnavailable, read_told
 
 BEAT_S: Final = 1.0
 ALIVE_S: Final = 5.0  # heard of within this time, a replica lives
@@ -131,7 +131,8 @@ class Replicas:
             return
         self.answered_at = now = self.clock.now()
         self.every = [
-            Replica(each, _told(text), now - age_s) for each, (text, age_s) in sorted(found.items())
+            Replica(each, read_told(_FORMAT, text, Told()), now - age_s)
+            for each, (text, age_s) in sorted(found.items())
         ]
         fellows = self.fellows()
         for heard in self.on_heard:
@@ -147,10 +148,3 @@ def this_process(version: str, config_hash: str, leads: Sequence[str], connectio
     """Return what this gateway tells of itself, but for its backends."""
     host, pid = socket.gethostname(), os.getpid()
     return Told(host, pid, version, config_hash, tuple(leads), connections=connections)
-
-
-def _told(text: str) -> Told:
-    try:
-        return _FORMAT.decode(text)
-    except (msgspec.DecodeError, ValueError):
-        return Told()

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
@@ -45,6 +45,8 @@ LOG_READ: Final = 64  # of them at a time
 LOG_TOLD_S: Final = 60.0  # after the last one Redis forgets all, and the word after a day
 
 LIFTED: Final = -math.inf  # the end of a hold that was lifted
+
+T = TypeVar("T")
 
 
 class Board(Enum):
@@ -79,6 +81,14 @@ class Heard(msgspec.Struct, frozen=True, array_like=True):
     word: str
     place: int  # up to which it is read
     told: Sequence[str] = ()
+
+
+def read_told(decoder: msgspec.json.Decoder[T], text: str, default: T) -> T:
+    """Return what a replica told on a board; the default, if it is of a version that writes it otherwise."""
+    try:
+        return decoder.decode(text)
+    except (msgspec.DecodeError, ValueError):
+        return default
 
 
 class SharedStore(Protocol):
