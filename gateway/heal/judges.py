@@ -23,12 +23,12 @@ from typing import Final
 from gateway.core.types import LoadSample, Phase
 from gateway.heal.decisions import Cause, Sign
 from gateway.pools.facts import Ejection
+from gateway.pools.speed import UNKNOWN_AFTER_S
 from gateway.pools.table import Backend
 
 # --- throughput -----------------------------------------------------------------------------------
 
 _BUSY: Final = 4  # running requests from which a pace says something about the engine
-_GAP_S: Final = 10.0  # between two scrapes: what happened in between is unknown
 _MINUTE_S: Final = 60.0  # of busy time: one measurement
 _STALE_S: Final = 180.0  # a measurement that took or is longer ago tells nothing about now
 _SLOW_MIN: Final = 5  # slow minutes in a row that make a collapse
@@ -41,7 +41,7 @@ _RISES, _FALLS = 1 / 30, 1 / 240
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class Throughput:
     """Tokens per second, made with so many requests running."""
 
     running: float
@@ -62,13 +62,13 @@ class Rate:
 class Pace:
     """How fast one backend works under load, in minutes of busy time."""
 
-    recent: Rate | None = None  # the last minute
+    recent: Throughput | None = None  # the last minute
     _last: LoadSample | None = None
     _began: float = 0.0  # the minute that is measured
     _busy_s: float = 0.0
     _tokens: float = 0.0
     _running_s: float = 0.0
-    _usual: dict[int, Rate] = field(default_factory=dict)  # by bit length of running
+    _usual: dict[int, Throughput] = field(default_factory=dict)  # by bit length of running
     _expected: float | None = None  # tokens per second in the last minute, by its own past
     _judged: bool = True  # the last minute was
     _slow_min: int = 0  # in a row
@@ -86,7 +86,7 @@ class Pace:
             self._busy_s, self._slow_min = 0.0, 0
             return
         running = min(last.running, sample.running)
-        if not 0 < passed_s <= _GAP_S or running < _BUSY:
+        if not 0 < passed_s <= UNKNOWN_AFTER_S or running < _BUSY:
             return
         if self._busy_s == 0.0 or sample.at - self._began > _STALE_S:
             self._began, self._busy_s, self._tokens, self._running_s = last.at, 0.0, 0.0, 0.0
@@ -99,7 +99,7 @@ class Pace:
     def _end_minute(self, at: float) -> None:
         if self.recent is not None and at - self.recent.at > _STALE_S + _MINUTE_S:
             self._slow_min = 0  # too long ago to be one collapse
-        minute = Rate(self._running_s / self._busy_s, self._tokens / self._busy_s, at)
+        minute = Throughput(self._running_s / self._busy_s, self._tokens / self._busy_s, at)
         self.recent, self._busy_s, self._judged = minute, 0.0, False
         bucket = int(minute.running).bit_length()
         known = [(abs(bucket - each), each) for each in self._usual if self._is_known(each)]
@@ -124,7 +124,7 @@ class Pace:
         return Sign(Cause.SLOW, self._evidence) if self._slow_min >= needed else None
 
     def _judge(
-        self, minute: Rate, expected: float, peers: Sequence[Pace], slow_ratio: float
+        self, minute: Throughput, expected: float, peers: Sequence[Pace], slow_ratio: float
     ) -> None:
         rates = [each.recent for each in peers if each.recent is not None]
         fresh = [rate for rate in rates if minute.at - rate.at <= _STALE_S]
@@ -143,14 +143,14 @@ class Pace:
         )
 
 
-def _learned(usual: Rate | None, minute: Rate) -> Rate:
+def _learned(usual: Throughput | None, minute: Throughput) -> Throughput:
     if usual is None:
         return minute
     weight = _RISES if minute.tokens_per_s > usual.tokens_per_s else _FALLS
     minutes = usual.minutes + 1
     if minutes <= _KNOWN_MIN:
         weight = 1 / minutes
-    return Rate(
+    return Throughput(
         usual.running + weight * (minute.running - usual.running),
         usual.tokens_per_s + weight * (minute.tokens_per_s - usual.tokens_per_s),
         minute.at,

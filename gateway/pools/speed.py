@@ -20,8 +20,9 @@ from typing import Final
 
 from gateway.core.types import LoadSample
 
+UNKNOWN_AFTER_S: Final = 10.0  # between two scrapes: what happened in between is not known
+
 _MEMORY_S: Final = 5.0  # weighs 1/e after it: 20 s show what changed
-_GAP_S: Final = 10.0  # between two scrapes: what happened in between is unknown
 _FORGETS_S: Final = 5.0  # half of a slowness, once it is measured no more
 _LEAST_STREAM_S: Final = 2.0  # of streams that ran, from which a pace is known
 _LEAST_TOKENS: Final = 20.0  # of a peer; fewer are no pace to compare with
@@ -46,7 +47,7 @@ class Speed:
         running = min(before.running, sample.running)
         if tokens < 0:  # another process
             self._tokens = self._stream_s = self._busy_s = 0.0
-        elif 0 < passed_s <= _GAP_S and running:
+        elif 0 < passed_s <= UNKNOWN_AFTER_S and running:
             kept = math.exp((self._at - sample.at) / _MEMORY_S)
             self._tokens = kept * self._tokens + tokens
             self._stream_s = kept * self._stream_s + running * passed_s
@@ -77,7 +78,7 @@ class Speed:
             self.gap_s / each.gap_s * min(1.0, each.running / self.running) for each in others
         )
         most = min(max(ratios, default=1.0), _MOST)
-        known = math.exp2(-max(0.0, now - self._at - _GAP_S / 2) / _FORGETS_S)
+        known = math.exp2(-max(0.0, now - self._at - UNKNOWN_AFTER_S / 2) / _FORGETS_S)
         found = max(1.0, most) ** known
         return found if found >= _CLEARLY else 1.0
 
