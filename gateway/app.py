@@ -167,7 +167,7 @@ def build(
         connections=connections_for(config),
     )
     table.on_transition += [ledger.transition, client.end_held]
-    table.on_cut.append(ledger.limit_cut)
+    table.on_cut.append(metrics.limit_cut)
     ledger.on_posted += [handler.gate.learn, table.ended, accounts.posted]
     table.apply(config.pools, config.health)
     handler.gate.configure(config.pools, handler.settings.keys.priorities(clock.wall()))

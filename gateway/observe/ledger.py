@@ -129,10 +129,6 @@ class Ledger:
             },
         )
 
-    def limit_cut(self, backend_id: str, sign: str) -> None:
-        """Count that a backend's concurrency limit was lowered; `sign` is a closed word."""
-        self._metrics.limit_cut(backend_id, sign)
-
     def retried(self, pool: str, what: str) -> None:
         """Count what followed a failed attempt that may be repeated; `what` is a closed word."""
         self._metrics.retried(pool, what)
