@@ -146,11 +146,7 @@ class Handler:
             if self.retrying.quarantine.watched:
                 await self.retrying.admit(call, caller.tenant)
             try:
-                if not self.measuring.at_once(settings, record, ask):
-                    await self.measuring.counted(settings, record, ask)
-                plan = settings.plans.of(caller, route.requested, route.pool)
-                if plan is not None:
-                    await charge(self.limiter, plan, settings.prices, record, ask)
+                await self._fit_and_charge(settings, record, ask)
                 await self._forward(settings, down, record, ask)
             except (Rejected, ContextLengthExceeded, ConnectFailed) as error:
                 await self._fall_back(settings, down, record, ask, error)
@@ -188,6 +184,14 @@ class Handler:
             down.task = None  # a cancelled one holds this frame, and all that the request read
             self.ledger.settle(record)
 
+    async def _fit_and_charge(self, settings: Settings, record: RequestRecord, ask: Ask) -> None:
+        """Find out what a request needs of its pool, whether that fits, and charge its limits for it."""
+        if not self.measuring.at_once(settings, record, ask):
+            await self.measuring.counted(settings, record, ask)
+        plan = settings.plans.of(ask.caller, ask.route.requested, ask.route.pool)
+        if plan is not None:
+            await charge(self.limiter, plan, settings.prices, record, ask)
+
     async def _fall_back(
         self, settings: Settings, down: Downstream, record: RequestRecord, ask: Ask, error: GatewayError
     ) -> None:  # fmt: skip
@@ -206,11 +210,7 @@ class Handler:
             down.gathering = down.trailed = None  # of what its own pool made of it (`keep_trail`)
             record.conversation = assign(other, down.revision)
             try:
-                if not self.measuring.at_once(settings, record, other):
-                    await self.measuring.counted(settings, record, other)
-                plan = settings.plans.of(ask.caller, route.requested, route.pool)
-                if plan is not None:
-                    await charge(self.limiter, plan, settings.prices, record, other)
+                await self._fit_and_charge(settings, record, other)
                 await self._forward(settings, down, record, other)
             except GatewayError as failed:
                 if down.begun or (record.attempts > sent and cause_of(failed) is None):
