@@ -38,7 +38,7 @@ from gateway.ops.dryrun import Deciding
 from gateway.ops.requests import Requests
 from gateway.process import Healing, Process, watch_keys, watch_reloads
 from gateway.rollout.together import Together
-from gateway.routing.sharing import Sharing
+from gateway.routing.exchange import PrefixExchange
 from gateway.upgrade.fellows import all_stop, let_others_end, meet_parent
 from gateway.upgrade.found import found_serving
 from gateway.upgrade.notify import notify
@@ -185,7 +185,7 @@ def _background(process: Process, group: asyncio.TaskGroup) -> list[asyncio.Task
         here = process.store, process.clock, process.table, process.replicas.id
         telling = Telling(*here, process.handler.gate.anybody_waits)
         others.append(group.create_task(telling.run(), name="what is under way"))
-        others.append(group.create_task(_sharing(process).run(), name="what was sent where"))
+        others.append(group.create_task(_exchange(process).run(), name="what was sent where"))
         elects = process.leads and process.started.redis is not None
         trials = Together(
             process.rollouts, process.store, process.clock, process.replicas.id, elects
@@ -214,10 +214,10 @@ def _background(process: Process, group: asyncio.TaskGroup) -> list[asyncio.Task
     ]
 
 
-def _sharing(process: Process) -> Sharing:
+def _exchange(process: Process) -> PrefixExchange:
     """Return what tells the others which prompts are sent where."""
     handler = process.handler
-    return Sharing(
+    return PrefixExchange(
         process.store,
         process.table,
         process.replicas.id,

@@ -24,7 +24,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.routing.sharing import Sharing
+from gateway.routing.exchange import PrefixExchange
 from loadtest.replicas import Several
 from loadtest.routing import SECONDS, WARM_SHARE, figures
 from loadtest.routing_traces import NAMES, trace
@@ -57,9 +57,9 @@ class SharingGateways(Several):
 
     def __init__(self, every: Sequence[RoutingGateway], seed: int) -> None:
         super().__init__(every, seed, told=True)
-        self._sharing = []
+        self._exchanges = []
         for place, each in enumerate(every):
-            told = Sharing(
+            told = PrefixExchange(
                 self.store,
                 each.table,
                 str(place),
@@ -69,13 +69,13 @@ class SharingGateways(Several):
                 count=lambda result, hashes: None,
                 rng=random.Random(1000 * seed + place),
             )
-            self._sharing.append(told)
+            self._exchanges.append(told)
 
     async def run(self) -> None:
         """Have all gateways do their background work. Cancel: it ends."""
         async with asyncio.TaskGroup() as group:
             group.create_task(super().run())
-            for each in self._sharing:
+            for each in self._exchanges:
                 group.create_task(each.run())
 
 

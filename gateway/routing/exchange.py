@@ -60,7 +60,7 @@ _FORMAT: Final = msgspec.json.Decoder(_Told)
 
 
 @dataclass(slots=True)
-class Sharing:
+class PrefixExchange:
     """One task of a gateway; `id` names its life."""
 
     store: SharedStore

@@ -20,7 +20,7 @@ from gateway.pools.table import PoolTable
 from gateway.prefix.hashing import PrefixHasher
 from gateway.prefix.news import MOST_NEWS
 from gateway.prefix.ranked import RankedIndex
-from gateway.routing.sharing import Sharing
+from gateway.routing.exchange import PrefixExchange
 from gateway.store.memory import MemoryStore
 from gateway.store.shared import LOG_KEPT, LOG_READ, StoreUnavailable
 from tests.storecases import HeldClock
@@ -52,13 +52,13 @@ class One:
         self.table = PoolTable(clock)
         self.table.apply(config.pools, config.health)
         self.hasher, self.counts = PrefixHasher(), Counter()
-        self.sharing = Sharing(
+        self.exchange = PrefixExchange(
             store, self.table, name, self.hasher, lambda backend: backend.id,
             lambda: self.secret, lambda result, hashes: self.counts.update({result: hashes}),
         )  # fmt: skip
 
     def turn(self):
-        asyncio.run(self.sharing.turn())
+        asyncio.run(self.exchange.turn())
 
     def index(self, place=1):
         return self.table.get(f"m/b{place}").prefix_index
@@ -121,10 +121,10 @@ def test_nothing_is_told_while_nothing_is_learned_and_then_they_ask_less_often(w
     before = len(world.store.texts)
     world.turns()
     assert [*filter(None, world.store.texts[before:])] == []
-    calm_s = world.one.sharing.pace_s()
+    calm_s = world.one.exchange.pace_s()
     world.one.index().sent(prompt(1, 2))
     world.turns()
-    assert world.other.sharing.pace_s() < calm_s
+    assert world.other.exchange.pace_s() < calm_s
 
 
 def test_a_cache_that_one_finds_lost_is_forgotten_by_all(world):
@@ -153,7 +153,7 @@ def test_one_that_comes_later_learns_of_prompts_as_they_are_used(world):
     world.one.index().sent(prompt(1, 2, 3))
     world.turns()
     for _ in range(LOG_KEPT):  # what the log has no more
-        asyncio.run(world.store.tell(log_of(world), world.one.sharing._word, "x", "{}", 0))
+        asyncio.run(world.store.tell(log_of(world), world.one.exchange._word, "x", "{}", 0))
     for _ in range(LOG_KEPT // LOG_READ):
         world.turns()
     late = world.add("late")
@@ -217,7 +217,7 @@ def test_no_tell_has_a_name_of_a_backend_or_the_word_in_it(world):
     told = " ".join(world.store.texts)
     assert told
     assert "m/b" not in told
-    assert world.one.sharing._word not in told
+    assert world.one.exchange._word not in told
 
 
 def test_gateways_with_other_secrets_hear_nothing_of_these(world):
@@ -242,7 +242,7 @@ def test_a_secret_that_changes_makes_other_hashes(world):
 
 @pytest.mark.parametrize("text", ["no json", "[1]", '{"engines": [[1, 0, 5, "AAA="]]}', '{"engines": [[1]]}'])  # fmt: skip
 def test_what_another_version_tells_is_left_alone(world, text):
-    asyncio.run(world.store.tell(log_of(world), world.one.sharing._word, "new", text, 0))
+    asyncio.run(world.store.tell(log_of(world), world.one.exchange._word, "new", text, 0))
     world.turns()
     world.one.index().sent(prompt(1, 2))
     world.turns()
@@ -250,10 +250,10 @@ def test_what_another_version_tells_is_left_alone(world, text):
 
 
 def test_news_of_a_server_or_an_engine_that_is_not_known_are_left_alone(world):
-    number = world.one.sharing._number(world.one.table.get("m/b1"))
+    number = world.one.exchange._number(world.one.table.get("m/b1"))
     told = {"engines": [[5, 0, 1, "AAAAAAAAAAE="], [number, 7, 1, "AAAAAAAAAAE="]]}
     text = msgspec.json.encode(told).decode()
-    asyncio.run(world.store.tell(log_of(world), world.one.sharing._word, "new", text, 0))
+    asyncio.run(world.store.tell(log_of(world), world.one.exchange._word, "new", text, 0))
     world.turns()
     assert len(world.one.index()) == 0
 
