@@ -32,7 +32,7 @@ class Timing:
 
     every_s: float = 1.0  # between two looks
     first_token_s: float = 60.0  # of a cold engine: kernels are compiled on the way
-    token_s: float = 10.0  # of an idle, warm engine; more behind work (`Backend.canary_s`)
+    token_s: float = 10.0  # of an idle, warm engine; more behind work (`hearing.canary_s`)
     last_words_s: float = 5.0  # for a server whose engine died to end by itself
 
 

@@ -110,7 +110,7 @@ def test_status_lines_cover_what_we_answer():
 
 
 def test_without_us_there_is_no_cap_on_a_request_head():
-    """The reason for `HeadLimits`: uvicorn with httptools takes any number of headers of any size."""
+    """The reason for `ClientLimits`: uvicorn with httptools takes any number of headers of any size."""
     headers = []
 
     class Collect:
