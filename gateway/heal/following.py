@@ -53,7 +53,7 @@ class Following:
 
     def _order(self, holds: Mapping[str | None, float]) -> None:
         for backend in self._table:
-            end = holds.get(Mark.DRAINED.value.format(self._names.of(backend)))
+            end = holds.get(Mark.DRAINED.scope(self._names.of(backend)))
             if end is not None:
                 order = Order.RESUME if end == LIFTED else Order.DRAIN
                 if (backend.health.held is not None) is (order is Order.RESUME):

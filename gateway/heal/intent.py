@@ -38,10 +38,14 @@ _LAST_S: Final = 2.0  # for what the store is told at the end
 
 
 class Mark(Enum):
-    """What is told of a backend; the value makes of its id the scope of a hold."""
+    """What is told of a backend; the value makes of its name the scope of a hold."""
 
     SUSPENDED = "{}"
     DRAINED = "{}#drained"  # no name of a pool or backend has a #
+
+    def scope(self, name: str) -> str:
+        """Return the scope of the hold that stands for this mark of a backend, by what all replicas call it."""
+        return self.value.format(name)
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -242,7 +246,7 @@ class Intent:
             self._write()
 
     def _scope(self, mark: Mark, backend_id: str) -> str:
-        return mark.value.format(self.named(backend_id))
+        return mark.scope(self.named(backend_id))
 
     # --- the file ---------------------------------------------------------------------------------
 
