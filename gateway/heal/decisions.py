@@ -109,7 +109,7 @@ class Wait:
 Decision = Restart | Suspend | Wait
 
 
-class Outcome(Enum):
+class Setback(Enum):
     """What became of a restart that was decided on, where it did not come to a start."""
 
     GIVEN_UP = "given up"  # nothing was done, and nothing claimed: as if it had not been decided
@@ -118,7 +118,7 @@ class Outcome(Enum):
     NOT_NOW = "not now"  # the same, by no fault of the server's: it counts for backoff only
 
 
-def outcome_of(error: LaunchError) -> Outcome:
+def setback_of(error: LaunchError) -> Setback:
     """Return what an order came to that its launcher could not carry out."""
     passes = error.obstacle in (Obstacle.TRANSIENT, Obstacle.DISK)
-    return Outcome.NOT_NOW if passes else Outcome.FAILED
+    return Setback.NOT_NOW if passes else Setback.FAILED

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gateway.config.supervision import SupervisionConfig
-from gateway.heal.decisions import Cause, Outcome, Restart
+from gateway.heal.decisions import Cause, Restart, Setback
 from gateway.heal.members import Member
 from gateway.launch.launcher import Incarnation
 
@@ -105,25 +105,25 @@ class Record:
         tried = self._tried(Tried(incarnation, times, again_at=now))
         return replace(self, seen_at=now, tried=tried)
 
-    def came_to(self, outcome: Outcome, order: Restart, now: float) -> Record:
+    def came_to(self, setback: Setback, order: Restart, now: float) -> Record:
         """Return what is remembered of an order that did not come to a start."""
         tried = self.orders_for(order.incarnation)
         if tried.times != order.attempt:
             return self  # another one was given since
-        match outcome:
-            case Outcome.GIVEN_UP:
+        match setback:
+            case Setback.GIVEN_UP:
                 before = replace(tried, times=tried.times - 1, again_at=now, counted=False)
                 record = replace(self, tried=self._tried(before))
                 return record.uncounted() if tried.counted else record
-            case Outcome.FAILED | Outcome.NOT_NOW:
-                passes = outcome is Outcome.NOT_NOW
+            case Setback.FAILED | Setback.NOT_NOW:
+                passes = setback is Setback.NOT_NOW
                 again = replace(tried, again_at=now, counted=tried.counted and not passes)
                 record = replace(self, tried=self._tried(again))
                 if order.cause is Cause.SCHEDULED:  # it did not count, and has to wait all the same
                     return replace(record, in_a_row=record.in_a_row + 1)
                 uncounted = tried.counted and passes
                 return replace(record, restarts=record.restarts[:-1]) if uncounted else record
-            case Outcome.ANOTHERS:
+            case Setback.ANOTHERS:
                 again = replace(tried, again_at=now + _ANOTHERS_S)
                 return replace(self, tried=self._tried(again))
 
@@ -164,7 +164,7 @@ class History:
         """An operator says that the cause is gone: no failures."""
         return self.after(backend_id, self.of(backend_id).cleared())
 
-    def came_to(self, outcome: Outcome, order: Restart) -> History:
+    def came_to(self, setback: Setback, order: Restart) -> History:
         """Take note of what became of an order."""
-        record = self.of(order.backend_id).came_to(outcome, order, self.at)
+        record = self.of(order.backend_id).came_to(setback, order, self.at)
         return self.after(order.backend_id, record)

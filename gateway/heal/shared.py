@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gateway.core.aio import Clock
 from gateway.core.events import Events
 from gateway.heal.autopsy import Autopsy
-from gateway.heal.decisions import Outcome, Restart
+from gateway.heal.decisions import Restart, Setback
 from gateway.heal.held import HeldAdapters
 from gateway.heal.names import Names
 from gateway.heal.observed import Timing
@@ -32,4 +32,4 @@ class Shared:
     autopsy: Autopsy
     timing: Timing
     names: Names
-    came_to: Callable[[Outcome, Restart], None]  # told of orders that came to no start
+    came_to: Callable[[Setback, Restart], None]  # told of orders that came to no start

@@ -19,10 +19,9 @@ from gateway.config.supervision import LaunchConfig, RestartConfig
 from gateway.core.aio import Clock, periodic
 from gateway.core.errors import BackendDown
 from gateway.core.events import EventKind, Events
-from gateway.core.types import Outcome as RequestOutcome
-from gateway.core.types import Phase, RequestRecord
+from gateway.core.types import Outcome, Phase, RequestRecord
 from gateway.heal.autopsy import Autopsy, explained
-from gateway.heal.decisions import Cause, Decision, Outcome, Restart, Sign, Suspend, Wait, Why
+from gateway.heal.decisions import Cause, Decision, Restart, Setback, Sign, Suspend, Wait, Why
 from gateway.heal.fleet import Fleet, Maker, launcher_of
 from gateway.heal.held import HeldAdapters
 from gateway.heal.intent import Intent, Mark
@@ -43,10 +42,8 @@ from gateway.pools.health import Order
 from gateway.pools.table import Backend, PoolTable
 from gateway.store.shared import SharedStore, StoreUnavailable
 
-_FAILED = frozenset(
-    {RequestOutcome.BACKEND_ERROR, RequestOutcome.BACKEND_TIMEOUT, RequestOutcome.STREAM_BROKEN}
-)
-_COUNTED = _FAILED | {RequestOutcome.OK}
+_FAILED = frozenset({Outcome.BACKEND_ERROR, Outcome.BACKEND_TIMEOUT, Outcome.STREAM_BROKEN})
+_COUNTED = _FAILED | {Outcome.OK}
 
 
 class Supervisor:
@@ -324,8 +321,8 @@ class Supervisor:
         if unit is not None:
             unit.clear()
 
-    def _came_to(self, outcome: Outcome, order: Restart) -> None:
-        self.history = self.history.came_to(outcome, order)
+    def _came_to(self, setback: Setback, order: Restart) -> None:
+        self.history = self.history.came_to(setback, order)
 
     # --- the end ------------------------------------------------------------------------------------
 

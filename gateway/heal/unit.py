@@ -23,7 +23,7 @@ from gateway.core.aio import guarded, start
 from gateway.core.events import EventKind
 from gateway.core.types import Phase
 from gateway.heal.autopsy import NOT_EXAMINED, Finding
-from gateway.heal.decisions import Cause, Outcome, Sign, outcome_of
+from gateway.heal.decisions import Cause, Setback, Sign, setback_of
 from gateway.heal.emptied import emptied
 from gateway.heal.sight import after_look, doubt
 from gateway.heal.states import (
@@ -169,11 +169,11 @@ class Unit(Supervised):
             claimed = state.claimed or await shared.store.claim_restart(*claim)
         except StoreUnavailable as error:
             self.observed.trouble = f"the shared store does not answer: {error}"
-            self._give_up(state, Outcome.GIVEN_UP, stays_ordered=True)
+            self._give_up(state, Setback.GIVEN_UP, stays_ordered=True)
             return
         if not claimed:
             self._tell(EventKind.LAUNCH_FAILED, order.cause.value, _CLAIMED)
-            self._give_up(state, Outcome.ANOTHERS, stays_ordered=True)
+            self._give_up(state, Setback.ANOTHERS, stays_ordered=True)
             return
         self._to(replace(state, claimed=True))
         served_s = 0.0
@@ -200,14 +200,14 @@ class Unit(Supervised):
         """Tell what the launcher could not do, without secrets. A server that lives stays; the restart stays due."""
         label = Kind.PORT if error.obstacle is Obstacle.PORT else state.order.cause
         self._tell(EventKind.LAUNCH_FAILED, label.value, said := redact(str(error)))
-        outcome, seen = outcome_of(error), await self._seen()
+        setback, seen = setback_of(error), await self._seen()
         self.observed.trouble = said
         hopeless = error.obstacle is Obstacle.CANNOT_HELP
         another = state.order.incarnation is not None and isinstance(error, Superseded)
         if another or (lives(state.before) if seen is None else not seen.gone):
-            self._give_up(state, outcome, stays_ordered=not (another or hopeless))
+            self._give_up(state, setback, stays_ordered=not (another or hopeless))
             return
-        self._shared.came_to(outcome, state.order)
+        self._shared.came_to(setback, state.order)
         why = f"it could not be started: {said}"
         ended = state.incarnation if seen is None else seen.incarnation
         if not hopeless:
@@ -215,11 +215,11 @@ class Unit(Supervised):
         failed = Failed(self._now(), ended, sign=Sign(Cause.START_FAILED, why), told=why, owed=True)
         self._to(replace(failed, hopeless=hopeless))
 
-    def _give_up(self, state: Replacing, outcome: Outcome, *, stays_ordered: bool = False) -> None:
+    def _give_up(self, state: Replacing, setback: Setback, *, stays_ordered: bool = False) -> None:
         """Be again what it was; evidence has to be found anew."""
         if stays_ordered:
-            self._stays_ordered(state.order.attempt, elsewhere=outcome is Outcome.ANOTHERS)
-        self._shared.came_to(outcome, state.order)
+            self._stays_ordered(state.order.attempt, elsewhere=setback is Setback.ANOTHERS)
+        self._shared.came_to(setback, state.order)
         before = state.before
         self._to(replace(before, failures=0) if isinstance(before, Suspect) else before)
 

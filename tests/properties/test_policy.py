@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gateway.config.supervision import SupervisionConfig
 from gateway.core.types import Phase
-from gateway.heal.decisions import Cause, Outcome, Restart, Sign, Suspend
+from gateway.heal.decisions import Cause, Restart, Setback, Sign, Suspend
 from gateway.heal.members import Circumstances, Member
 from gateway.heal.policy import decide
 from gateway.heal.record import History
@@ -297,15 +297,15 @@ class World:
         truth, order = unit.truth, state.order
         claimed = done(self.store.claim_restart(truth.id, order.incarnation, order.attempt))
         if not claimed:
-            self.came_to(replica, Outcome.ANOTHERS, order)
+            self.came_to(replica, Setback.ANOTHERS, order)
             self.go_back(unit, state)
         elif order.incarnation != truth.incarnation or (truth.runs and truth.stubborn):
-            self.came_to(replica, Outcome.FAILED, order)
+            self.came_to(replica, Setback.FAILED, order)
             self.go_back(unit, state)
         else:
             self.stop(truth, order, unit)
             if truth.fate == "refused":
-                self.came_to(replica, Outcome.FAILED, order)
+                self.came_to(replica, Setback.FAILED, order)
                 sign = Sign(Cause.START_FAILED, "refused")
                 unit.to(Failed(self.now, truth.incarnation, sign=sign), self.now)
                 return
@@ -319,8 +319,8 @@ class World:
             before = replace(before, failures=0)
         unit.to(before, self.now)
 
-    def came_to(self, replica, outcome, order):
-        self.histories[replica] = self.histories[replica].came_to(outcome, order)
+    def came_to(self, replica, setback, order):
+        self.histories[replica] = self.histories[replica].came_to(setback, order)
 
     def stop(self, truth, order, unit):
         if self.paced and len(self.leaders) == 1:

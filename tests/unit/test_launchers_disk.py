@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.heal.decisions import Outcome, outcome_of
+from gateway.heal.decisions import Setback, setback_of
 from gateway.launch.disk import LOW_BYTES, DiskSpace, free_bytes, why_unwritable
 from gateway.launch.launcher import LaunchError, obstacle_of
 from tests.admindesk import Desk
@@ -33,16 +33,16 @@ def test_a_disk_that_runs_low_is_told_once_with_path_and_bytes(tmp_path, caplog)
 
 
 @pytest.mark.parametrize(
-    ("number", "outcome"),
+    ("number", "setback"),
     [
-        (errno.ENOSPC, Outcome.NOT_NOW),
-        (errno.EROFS, Outcome.NOT_NOW),  # as a disk becomes that had an error, until it is mended
-        (errno.EACCES, Outcome.FAILED),
+        (errno.ENOSPC, Setback.NOT_NOW),
+        (errno.EROFS, Setback.NOT_NOW),  # as a disk becomes that had an error, until it is mended
+        (errno.EACCES, Setback.FAILED),
     ],
 )
-def test_a_disk_that_takes_nothing_now_is_no_failure_of_a_server(number, outcome):
+def test_a_disk_that_takes_nothing_now_is_no_failure_of_a_server(number, setback):
     error = LaunchError("", obstacle_of(OSError(number, "")))
-    assert outcome_of(error) is outcome
+    assert setback_of(error) is setback
 
 
 def test_the_disk_of_a_folder_that_is_yet_to_be_made_is_that_of_its_parent(tmp_path):

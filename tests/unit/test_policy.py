@@ -7,7 +7,7 @@ import pytest
 
 from gateway.config.supervision import LaunchConfig, Remedy, SupervisionConfig
 from gateway.core.types import Phase
-from gateway.heal.decisions import Cause, Outcome, Restart, Sign, Suspend, Wait, Why
+from gateway.heal.decisions import Cause, Restart, Setback, Sign, Suspend, Wait, Why
 from gateway.heal.members import ALL_GPUS, Circumstances, Member, gpus_of
 from gateway.heal.policy import decide, opens_in_min
 from gateway.heal.record import History
@@ -88,8 +88,8 @@ class Ward:
     def pass_time(self, seconds):
         return self.look_until(self.now + seconds)
 
-    def came_to(self, outcome, order):
-        self.history = self.history.came_to(outcome, order)
+    def came_to(self, setback, order):
+        self.history = self.history.came_to(setback, order)
 
 
 def serves(incarnation="one"):
@@ -292,7 +292,7 @@ def test_an_incarnation_that_was_restarted_and_runs_is_not_restarted_again():
 def test_what_another_replica_claimed_is_left_to_it():
     ward = Ward()
     order = ward.see(a=FROZEN)["p/a"]
-    ward.came_to(Outcome.ANOTHERS, order)
+    ward.came_to(Setback.ANOTHERS, order)
     found = ward.pass_time(1000)["p/a"]
     assert why(found) is Why.ORDERED
     # It ended before it could do so, if the same server runs on that long.
@@ -301,12 +301,12 @@ def test_what_another_replica_claimed_is_left_to_it():
     assert ward.order_comes("a", 5)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.NOT_NOW])
-def test_what_a_launcher_could_not_do_stays_due_with_pauses(outcome):
+@pytest.mark.parametrize("setback", [Setback.FAILED, Setback.NOT_NOW])
+def test_what_a_launcher_could_not_do_stays_due_with_pauses(setback):
     ward = Ward()
     order, waits = ward.see(a=FROZEN)["p/a"], []
     for attempt in (2, 3, 4, 5):
-        ward.came_to(outcome, order)
+        ward.came_to(setback, order)
         waits.append(ward.order_comes("a", 100))
         order = ward.see(0.0)["p/a"] if waits[-1] is None else last_order(ward)
         assert order.attempt == attempt
@@ -317,7 +317,7 @@ def test_what_is_not_the_servers_fault_never_suspends_it():
     ward = Ward()
     order = ward.see(a=FROZEN)["p/a"]
     for _ in range(12):
-        ward.came_to(Outcome.NOT_NOW, order)
+        ward.came_to(Setback.NOT_NOW, order)
         assert ward.order_comes("a", 400) is not None
         order = last_order(ward)
     assert ward.history.of("p/a").restarts[:-1] == ()
@@ -352,7 +352,7 @@ def test_a_launch_that_failed_is_tried_again_as_another_attempt():
     order = ward.see(a=DEAD)["p/a"]
     assert order.attempt == 1
     ward.see(a=restarts(order))
-    ward.came_to(Outcome.FAILED, order)
+    ward.came_to(Setback.FAILED, order)
     found = ward.see(a=dead(cause=Cause.START_FAILED))["p/a"]
     assert (why(found), found.until) == (Why.BACKOFF, ward.now + 10)
     order = ward.pass_time(10)["p/a"]
@@ -382,13 +382,13 @@ def test_an_order_given_up_before_its_claim_is_as_if_never_given():
     ward = Ward()
     before = ward.history.of("p/a")
     order = ward.see(a=signed(Cause.SLOW))["p/a"]
-    ward.came_to(Outcome.GIVEN_UP, order)
+    ward.came_to(Setback.GIVEN_UP, order)
     record = ward.history.of("p/a")
     assert (record.restarts, record.in_a_row) == (before.restarts, before.in_a_row)
     assert ward.see()["p/a"] == order
     carried_out(ward)
     ward.see(a=FROZEN)
-    after = ward.history.came_to(Outcome.GIVEN_UP, replace(order, attempt=7))
+    after = ward.history.came_to(Setback.GIVEN_UP, replace(order, attempt=7))
     assert after == ward.history, "of another order"
 
 
@@ -822,13 +822,13 @@ def test_scheduled_restarts_do_not_count_as_failures():
     assert (record.restarts, record.in_a_row) == ((), 0)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.NOT_NOW])
-def test_a_scheduled_restart_that_could_not_be_carried_out_waits_for_ten_well_minutes(outcome):
+@pytest.mark.parametrize("setback", [Setback.FAILED, Setback.NOT_NOW])
+def test_a_scheduled_restart_that_could_not_be_carried_out_waits_for_ten_well_minutes(setback):
     ward = Ward(SupervisionConfig(restart_every="100s"), p=2)
     order = ward.see(a={"age_s": 100.0})["p/a"]
     for attempt in (2, 3):
         ward.see(a=restarts(order))
-        ward.came_to(outcome, order)
+        ward.came_to(setback, order)
         since = ward.now
         found = ward.see(a=well())["p/a"]
         while isinstance(found, Wait):
