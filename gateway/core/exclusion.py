@@ -20,7 +20,7 @@ class Exclusion(Enum):
     IN_RESERVE = "in_reserve"  # its weight is 0, or it lost a trial; and another can serve
     WINDOW_TOO_SMALL = "window_too_small"
     AT_LIMIT = "at_limit"  # as many requests as its concurrency limit allows
-    READING = "reading"  # it still reads prompts, and the highest class is not to wait behind more
+    READING = "reading"  # it still reads prompts; the highest priority is not to wait behind more
     ENGINE_QUEUED = "engine_queued"  # the engine's own queue is long
     KV_FULL = "kv_full"  # its KV cache reached the ratio from which it takes nothing
     NO_KV_ROOM = "no_kv_room"  # the request needs more KV cache than is free

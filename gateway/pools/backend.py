@@ -26,7 +26,7 @@ from gateway.prefix.ranked import by_engine
 from gateway.prefix.sessions import Sessions
 from gateway.prefix.uses import Uses
 
-# So long after its last request a reserve is kept for the highest class: who paused to think is back by then.
+# So long after its last request a reserve is kept for the highest priority: who paused to think is back by then.
 _LATELY_S: Final = 60.0
 # So long its next request is expected, and long prompts of others stand back. Shorter, for that costs them more.
 HERE_S: Final = 10.0
@@ -65,7 +65,7 @@ class Backend(Server):
     peak: int = 0  # most in flight at a time since the last scrape
     sample: LoadSample | None = None
     worked_at: float = -math.inf  # the last scrape that shows progress, with our requests in it
-    highest_came_at: float = -math.inf  # to its pool, of the highest of several classes
+    highest_came_at: float = -math.inf  # to its pool, of the highest of several priorities
     limit: Limit = field(default_factory=Limit)
     room: Room = field(default_factory=Room)
     turnover: Turnover = field(default_factory=Turnover)
@@ -269,7 +269,7 @@ class Backend(Server):
     ) -> Exclusion | None:
         """Return why it has no room for a request that it could serve, None when it has.
 
-        A reserve is kept for the highest band, of `top_priority`, while it came lately; and for tenants with
+        A reserve is kept for the highest priority, `top_priority`, if it came lately; and for tenants with
         little in flight here. A request without tokens `to_read` does not stand back for what is unread.
         """
         limit = self.limit

@@ -43,7 +43,7 @@ _NOT_AT_ALL_S: Final = _IN_TIME_S / 4  # it hardly waits
 _LESS: Final = 0.6
 _TRIAL_S: Final = 0.2  # a prompt that took longer alone was read for most of it
 _TRIED_S: Final = 10.0  # after a prompt was late, none is tried
-_BESIDE_HIGHEST_S: Final = 0.015  # while the highest class is here: below a step of a fast engine
+_BESIDE_HIGHEST_S: Final = 0.015  # while the highest priority comes: below a step of a fast engine
 _AHEAD_LEAST_TOKENS: Final = 512  # a rate is a lower bound; a few short prompts go together
 _FOLLOWED: Final = 1024  # prompts: of more the oldest are not looked after
 _SAME_S: Final = 1e-6  # two moments that are no further apart are one, but for rounding
@@ -211,7 +211,7 @@ class Reading:
 
         An engine reads prompts in the order in which they came: what is unread is waited for by all who
         come later, and no priority or fair share can change the order any more. It is less of others'
-        prompts beside the highest of several classes. What comes in
+        prompts beside the highest of several priorities. What comes in
         the time that an idle engine takes to answer is under way, not ahead: else one that answers late
         could never show how much it reads at a time (Little's law).
 

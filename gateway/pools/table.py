@@ -244,7 +244,7 @@ class PoolTable:
                 backend.room.writing.wrote(gap_s)
 
     def highest_came(self, pool: str, now: float) -> None:
-        """Note that the highest of several classes uses a pool: a reserve is kept for its next."""
+        """Note that the highest of several priorities uses a pool: a reserve is kept for its next."""
         for backend in self._pools.get(pool, ()):
             backend.highest_came_at = now
 

@@ -25,7 +25,7 @@ from gateway.core.endpoints import NO_ENGINE
 from gateway.core.exclusion import Choice
 from gateway.core.types import SERVING, Ask, Endpoint, Exclusion, Phase
 from gateway.pools.table import Backend, PoolTable
-from gateway.routing.cost import adds_s, by_class, costs_of, held_of
+from gateway.routing.cost import adds_s, by_priority, costs_of, held_of
 
 NOBODY: Final[frozenset[str]] = frozenset()
 
@@ -99,7 +99,7 @@ class Chooser:
         for backends in (suited.ready, *suited.later, *last):
             held_tokens, expected_s = held_of(backends, ask.prefix), dict[str, float]()
             costs = costs_of(backends, ask, held_tokens)
-            ranks, spared = by_class(costs, backends, ask, now)
+            ranks, spared = by_priority(costs, backends, ask, now)
             for place in self._in_order(ranks, backends, ask, held_tokens):
                 backend = backends[place]
                 reason = Exclusion.READING if backend is spared else obstacle(backend, ask, now)
@@ -128,7 +128,7 @@ class Chooser:
         ranks: Sequence[float] = costs
         spared = None
         if ask.top_priority is not None:
-            ranks, spared = by_class(costs, backends, ask, now)
+            ranks, spared = by_priority(costs, backends, ask, now)
         if backends:  # the common case in one look
             if backends[0].weighted:
                 ranks = self._shared_out(ranks, backends, ask)

@@ -11,7 +11,7 @@ from gateway.pools.backend import HERE_S, Backend
 from gateway.pools.work import BESIDE
 from gateway.prefix.approximate import tokens_of_each
 
-_UNREAD_WEIGHT: Final = 10.0  # of what is unread, for the highest class, beside all other work
+_UNREAD_WEIGHT: Final = 10.0  # of what is unread, for the highest priority, beside all other work
 # So large a part of later requests gains by one copy more; the others find as good a place beside the copies that
 # are there. Simulated with 8 backends, many prompts: .890 of the tokens found with 1, .902 with .5, .906 with .2, .905
 # with .1, .898 where nothing is shared; few prompts: p99 first token .054, .054, .056, .057, .072 s.
@@ -118,13 +118,13 @@ def adds_s(backend: Backend, ask: Ask) -> float:
     return unread_tokens * cost.prompt_s + (1 - BESIDE) * need.output_tokens * cost.output_s
 
 
-def by_class(
+def by_priority(
     costs: Sequence[float], backends: Sequence[Backend], ask: Ask, now: float
 ) -> tuple[Sequence[float], Backend | None]:
-    """Return the costs that hold for the class of a request, and a backend that is kept free of it, if any.
+    """Return the costs that hold for the priority of a request, and a backend that is kept free of it, if any.
 
     What an engine reads cannot be interrupted, and its next step waits for it. So the highest of several
-    classes goes where least is unread. And while it comes, long prompts of the others are read on
+    priorities goes where least is unread. And while it comes, long prompts of the others are read on
     all backends but one at a time.
     """
     if ask.top_priority is None:
