@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # it needs a library that is optional
 
 
 def shared_store(
-    config: Config, clock: Clock, group: Group | None = None
+    config: Config, clock: Clock, group: Group | None
 ) -> tuple[SharedStore, Scripted | None]:
     """Return what replicas share, and the Redis that it is on, if it is; nothing is opened yet.
 

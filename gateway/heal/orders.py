@@ -142,7 +142,7 @@ class Orders:
         """Return what remedies changed of configured command lines, by backend."""
         return self.supervisor.overrides.kept
 
-    def drop_remedies(self, backend_id: str, *, dry_run: bool = False) -> Override | None:
+    def drop_remedies(self, backend_id: str, *, dry_run: bool) -> Override | None:
         """Take back what remedies changed of a backend's command line, from its next start on.
 
         Returns what was dropped, or with `dry_run` would be; None: nothing was changed.

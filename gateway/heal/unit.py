@@ -215,7 +215,7 @@ class Unit(Supervised):
         failed = Failed(self._now(), ended, sign=Sign(Cause.START_FAILED, why), told=why, owed=True)
         self._to(replace(failed, hopeless=hopeless))
 
-    def _give_up(self, state: Replacing, setback: Setback, *, stays_ordered: bool = False) -> None:
+    def _give_up(self, state: Replacing, setback: Setback, *, stays_ordered: bool) -> None:
         """Be again what it was; evidence has to be found anew."""
         if stays_ordered:
             self._stays_ordered(state.order.attempt, elsewhere=setback is Setback.ANOTHERS)
