@@ -245,7 +245,7 @@ class Forecast:
     def room_s(self, ask: Ask, now: float) -> float | None:
         """Estimate how long a request that is first waits for room; None when nobody knows.
 
-        What it needs has to drain, and nothing does before one of those that run has ended.
+        What it needs has to drain, and at least what a usual request holds: nothing drains before one has ended.
         """
         backends = self._backends()
         if awaits(backends, ask):

@@ -184,7 +184,7 @@ class Gate:
     def foresee(self, ask: Ask, *, body_bytes: int) -> Decision:
         """Return what `enter` and `wait` would do with a request now. Nothing is taken, queued or kept.
 
-        What waits may be passed by one that fits where nothing before it does: then it goes earlier.
+        It may go earlier than that, past those before it, where it fits and none of them does.
         """
         line, now = self._lines[ask.route.pool], self._clock.now()
         deadline = now + self._pools[ask.route.pool].queue.max_wait

@@ -36,7 +36,7 @@ _BASES: Final = 3.0  # times that decile a request may wait, however short its p
 _CALM: Final = 0.8  # of a fair share: from here on a tenant pays; less is due to it
 _FULL: Final = 1.0  # and here in full
 _NOISE: Final = 0.1  # of the drain: a few long replies more or less. More where requests are few
-# Of targets: a fifth too much is worth 19 of them, a half 2.4, four fifths one. Three simulated engines.
+# Of targets. Where n is 1.1, a load of 1.2 is worth a wait of 19, 1.5 of 2.4, 1.8 of one. Three simulated engines.
 _SLACK: Final = 0.6
 _STEEP: Final = 1.5
 _RETURNED: Final = 10.0  # times the target, for requests that came again as they were told
@@ -97,8 +97,8 @@ class Patience:
     def tick(self, seconds: float, drain: float | None, probable: float | None = None) -> None:
         """Let time pass; the drain is in tokens a second, None while nobody knows.
 
-        What is `probable` in its place decides who asks for more than a fair share: a tenant is not to pay
-        for a drain that is not known well yet.
+        The `probable` drain decides who asks for more than a fair share: a tenant is not to pay because the
+        drain is not known well yet.
         """
         if seconds <= 0:
             return

@@ -1,4 +1,4 @@
-"""What ended, or hangs in its start, is examined: why, and what may be changed so that it starts?"""
+"""Examines servers that ended or hang in their start: why, and what may be changed so that they start."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ class Fleet:
     async def close(self, *, stop: bool = True) -> None:
         """Stop what was launched with `on_exit: stop`, if that is for us to do; let go of all.
 
-        What was to go is ours to stop, whoever is in charge of the rest.
+        Servers that were leaving are stopped here, whoever is in charge of the rest.
         """
         leaving = dict(self.leaving)
         for task in leaving:

@@ -48,7 +48,7 @@ class Preparation:
         wanted = adapters.wanted(pool, held, self.backend.name, out)
         if not wanted:
             return ""
-        # What is known may be the last word of the server before.
+        # The list that is known may be of the server before.
         if failed := await self._see_models():
             return failed
         missing = {name: path for name, path in wanted.items() if name not in self.backend.adapters}

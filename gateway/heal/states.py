@@ -37,7 +37,7 @@ LONGEST_PAUSE: Final = 30  # looks between two tests of one that stays suspect
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What every state has: when it began, and of what it is."""
+    """What every state has: since when it lasts, and of which incarnation."""
 
     since: float
     incarnation: Incarnation | None  # None: nothing is known to run, or only a look will tell

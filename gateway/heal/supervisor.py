@@ -104,8 +104,8 @@ class Supervisor:
     def apply(self, config: Config) -> None:
         """Take over a configuration, after the pool table has.
 
-        Who is in charge forgets, where another way to start a server is configured, what is known of
-        the old one's failures: a suspension, and what remedies changed. What went has not failed.
+        Where another way to start a server is configured, who is in charge forgets the failures of the old
+        one: its suspension, and what remedies changed. A backend that is gone has no failures either.
         """
         before = {each.id: _ways(each) for each in self.units.values()}
         self._config = config

@@ -26,9 +26,9 @@ from gateway.prefix.ranked import by_engine
 from gateway.prefix.sessions import Sessions
 from gateway.prefix.uses import Uses
 
-# So long after its last request a reserve is kept for the highest priority: who paused to think is back by then.
+# For so long after its last request the highest priority keeps a reserve: who paused to think is back by then.
 _LATELY_S: Final = 60.0
-# So long its next request is expected, and long prompts of others stand back. Shorter, for that costs them more.
+# For so long its next one is expected, and long prompts of others stand back. Shorter: it costs them more.
 HERE_S: Final = 10.0
 
 

@@ -1,4 +1,4 @@
-"""What is heard of backends: by their requests, beside each other, and how long a test request may take."""
+"""What requests hear of backends, how backends compare, and how long a test request may take."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from gateway.pools.rate import Rate
 _UNKNOWN_PROMPT_S: Final = 1 / 10_000
 _UNKNOWN_OUTPUT_S: Final = 1 / 1_000
 USUAL_TOKENS: Final = 256  # of output, of a request of which nothing is known
-# Of the seconds in which all outputs at a backend are written, so much does not hold up who comes: they are
-# written side by side. Simulated chats at 8 backends: 0.59 of the prompts were found cached with none of it,
+# The part of the time to write all outputs at a backend that does not hold up who comes: they are written side by
+# side. Simulated chats at 8 backends: 0.59 of the prompts were found cached with none of it,
 # 0.77 with nine tenths, 0.87 with this and with 0.99 alike (0.88 where a seer chooses).
 BESIDE: Final = 0.97
 

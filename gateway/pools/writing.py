@@ -1,7 +1,7 @@
-"""What streams have yet to write that began after the last scrape. Pure.
+"""How much those streams have yet to write that began after the last scrape. Pure.
 
-A scrape shows what a stream holds; of one that began after it nobody sees that. But all streams of a
-backend write at about one pace, and when each got its first token is known. Of other replies it is not.
+The scrape does not show what these hold. But all streams of a backend write at about one pace, and it is
+known when each got its first token. Of replies that are no streams it is not.
 """
 
 from __future__ import annotations

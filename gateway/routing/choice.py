@@ -152,7 +152,7 @@ class Chooser:
     ) -> list[float]:
         """Add seconds by chance, so that among backends with equal work each is as likely as its share.
 
-        Of exponentially distributed times the least is each one's as often as its rate is of all rates
+        Of exponentially distributed times each is the least as often as its rate is part of all rates
         (Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006). About a request's
         own time, they decide where little is under way; where much is, the work there does (`Work`).
         """

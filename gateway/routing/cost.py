@@ -16,7 +16,7 @@ _UNREAD_WEIGHT: Final = 10.0  # of what is unread, for the highest priority, bes
 # are there. Simulated with 8 backends, many prompts: .890 of the tokens found with 1, .902 with .5, .906 with .2, .905
 # with .1, .898 where nothing is shared; few prompts: p99 first token .054, .054, .056, .057, .072 s.
 _GAIN: Final = 0.2
-# Of fewer it hardly matters who bears the reading, and to find that out costs more.
+# With fewer tokens it hardly matters who bears the reading, and to find that out costs more.
 _WORTH_TOKENS: Final = 256
 
 

@@ -133,7 +133,7 @@ class PrefixExchange:
                     dropped += count
                     keys, gone, count = [], [], 0
                 left -= count
-                # Who cannot connect says nothing of the cache: others may.
+                # That this gateway cannot connect says nothing of the cache: others may reach it.
                 forgot = news.forgot and backend.phase is not Phase.DOWN
                 told = _Engine(
                     self._number(backend), rank, news.tokens, _packed(keys), _packed(gone),

@@ -197,7 +197,7 @@ return found
 
 # KEYS: replicas, a hash of ids: when it was told in ms since the epoch, a space, and what. ARGV: id, what
 # it tells (empty: it goes), how long that is kept, in ms. Returns id, what, its age in ms, id, ...
-# What was told later than now comes from a clock that was wrong, and is as old as what is told now.
+# A time that is still to come was told by a clock that was wrong, and counts as now.
 BEAT: Final = Script(
     _NOW_MS
     + """
