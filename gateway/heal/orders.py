@@ -6,7 +6,7 @@ and whether it would take out the last backend that serves its pool, which is re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -14,15 +14,10 @@ from gateway.config.units import format_duration
 from gateway.core.aio import Clock
 from gateway.core.events import EventKind
 from gateway.core.types import SERVING
-from gateway.heal import states
-from gateway.heal.decisions import Cause, Sign, Tries
-from gateway.heal.due import due
 from gateway.heal.intent import Mark
 from gateway.heal.overrides import Override
 from gateway.heal.states import Suspect
 from gateway.heal.supervisor import Supervisor
-from gateway.heal.unit import Unit
-from gateway.launch.launcher import Incarnation
 from gateway.pools.health import Order
 from gateway.pools.table import Backend, PoolTable
 
@@ -223,44 +218,6 @@ class Orders:
         kind = EventKind.HOLD if label in ("hold", "lift") else EventKind.OPERATOR
         told = detail or f"{label} ordered by an operator"
         self.supervisor.events.note(self.clock, kind, backend_id, label, told)
-
-
-def unfinished(units: Iterable[Unit]) -> dict[str, str]:
-    """Return operators' restarts that are due, with why they were ordered. Call it when no unit takes a step."""
-    signs = {unit.id: due(unit) for unit in units}
-    return {backend_id: sign.evidence for backend_id, sign in signs.items() if sign is not None}
-
-
-def begun(supervisor: Supervisor) -> dict[str, Tries]:
-    """Return how often a restart of what runs, or ran last, was begun: each may be claimed in the shared store."""
-    found = {}
-    for unit in supervisor.units.values():
-        incarnation = unit.state.incarnation
-        times = supervisor.history.of(unit.id).orders_for(incarnation).times
-        if times:
-            found[unit.id] = incarnation, times
-    return found
-
-
-def unproven(units: Iterable[Unit]) -> dict[str, Incarnation]:
-    """Return what runs and has to give a token before it serves, by backend."""
-    found = {unit.id: unit.state.incarnation for unit in units if states.unproven(unit.state)}
-    return {backend_id: each for backend_id, each in found.items() if each is not None}
-
-
-def take_up(
-    supervisor: Supervisor, restarts: Mapping[str, str], tried: Mapping[str, Tries]
-) -> None:
-    """Have these restarts due, which operators ordered of the gateway before; `tried` is its `begun`.
-
-    What it claimed nobody can claim again, so the next try counts as another one, whoever ordered it.
-    """
-    units, now = supervisor.units, supervisor.clock.now()
-    for backend_id in tried.keys() & units.keys():
-        record = supervisor.history.of(backend_id).after_orders(*tried[backend_id], now)
-        supervisor.history = supervisor.history.after(backend_id, record)
-    for backend_id in restarts.keys() & units.keys():
-        units[backend_id].order(Sign(Cause.OPERATOR, restarts[backend_id]))
 
 
 def _not_supervised(backend_id: str, consequence: str) -> str:

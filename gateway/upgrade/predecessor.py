@@ -16,7 +16,7 @@ from typing import Final, Self
 from gateway import __version__
 from gateway.core.errors import ConfigError
 from gateway.core.events import EventKind
-from gateway.heal.orders import take_up
+from gateway.heal.handover import take_up
 from gateway.launch import proc
 from gateway.ops.upgrading import UpgradeFailed
 from gateway.pools.table import Backend

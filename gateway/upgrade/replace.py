@@ -18,7 +18,7 @@ from gateway.core.aio import periodic
 from gateway.core.channel import Unanswered
 from gateway.core.events import EventKind
 from gateway.core.types import SERVING
-from gateway.heal.orders import begun, unfinished, unproven
+from gateway.heal.handover import begun, unfinished, unproven
 from gateway.ingress.listener import Listeners, Server
 from gateway.launch import proc
 from gateway.ops.upgrading import UpgradeFailed, UpgradeRefused

@@ -12,8 +12,8 @@ from gateway.core.events import EventKind
 from gateway.core.types import Phase
 from gateway.heal.decisions import Cause
 from gateway.heal.fleet import launcher_of
+from gateway.heal.handover import begun, take_up, unfinished
 from gateway.heal.observed import Timing
-from gateway.heal.orders import begun, take_up, unfinished
 from gateway.launch.launcher import LaunchError, Obstacle
 from gateway.ops.upgrading import UpgradeFailed
 from gateway.store.memory import MemoryStore
