@@ -338,7 +338,7 @@ class Backend(Server):
     def in_reserve(self) -> bool:
         """Whether it gets no requests while others serve: its weight is 0, or its revision was worse.
 
-        An old revision that lost to a better one is not: it takes what that has no room for.
+        An old revision that lost to one that is no worse is not: it takes what that has no room for.
         """
         return self.zero_weight or (self.kept_back and self.on_trial)
 

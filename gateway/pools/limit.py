@@ -157,7 +157,7 @@ class Limit:
     def first_token(self, now: float, ttft_s: float, prompt_tokens: int) -> None:
         """Judge a first token that came `ttft_s` after the request was sent to the backend.
 
-        It has the time to read the whole prompt, for how much of that is cached is a guess. One of a backend
+        It may take the time to read the whole prompt, for how much is cached is a guess. One of a backend
         that starts slowly is not judged: it is slow because it is cold, not full.
         """
         if self.starts(now):
