@@ -13,10 +13,8 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
-_FAILING: Final = (
-    "strict",
-    "surrogateescape",
-)  # with what it cannot write; the second in the locale C
+# How a stream may treat what it cannot write: both fail. The second is that of the locale C.
+_FAILING: Final = ("strict", "surrogateescape")
 
 
 def make_ready() -> None:

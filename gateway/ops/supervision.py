@@ -46,9 +46,7 @@ class SupervisionOverview(TypedDict):
     suspended: bool  # left alone until an operator restarts or undrains it
     trouble: str  # what its launcher last failed at; empty: nothing
     waits: WaitOverview | None
-    diagnosis: (
-        DiagnosisOverview | None
-    )  # null once it starts again, or where its log does not say why
+    diagnosis: DiagnosisOverview | None  # null once it starts again, or if its log tells nothing
 
 
 class HoldOverview(TypedDict):

@@ -38,9 +38,9 @@ CONNECT_S: Final = 2.0  # names are looked up and TLS is agreed meanwhile, and n
 LISTENS_S: Final = 3.0  # for replies that are late
 _FAILURES: Final = 3
 _AGAIN_S: Final = 1.0
-_SURE_S: Final = (
-    3.0  # without a refusal: what it has no memory for it refuses, and answers the rest
-)
+# Without a refusal for so long it is well: a Redis whose memory is full refuses what it has no room for,
+# and answers the rest.
+_SURE_S: Final = 3.0
 _BATCH: Final = 128
 _MOST_WAITING: Final = 4096
 
