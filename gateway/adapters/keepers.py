@@ -171,8 +171,8 @@ class Adapters:
         elif event.kind is EventKind.ADAPTER_FAILED:
             if event.backend_id not in keeper.changes:  # else it knows itself what failed
                 keeper.known.load_failed(event.backend_id, event.label)
-                error, now = AdapterError(event.detail), self._clock.now()
-                keeper.known.failed(event.backend_id, event.label, error, now)
+                error = AdapterError(event.detail, refused=True)  # another start may load it
+                keeper.known.failed(event.backend_id, event.label, error, self._clock.now())
         elif event.kind in _ENDS:
             keeper.known.deadly.ended(event.backend_id)
             if self._group is not None:  # else a restart that follows at once loads it again

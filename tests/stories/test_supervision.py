@@ -322,6 +322,8 @@ async def test_an_adapter_that_cannot_be_loaded_is_told_and_the_rest_serves():
         failed = world.told(EventKind.ADAPTER_FAILED)[0]  # it is tried again while the rest serves
         assert failed.label == "sql"
         assert "No adapter found for /missing" in failed.detail
+        known = world.process.adapters.pools["m"].known
+        assert known.failures["m/b1", "sql"].refused  # so it is not tried again at once
 
 
 DIED = (pathlib.Path(__file__).parents[1] / "data/logs/engine_died.txt").read_text()
