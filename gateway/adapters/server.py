@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 from gateway.core.types import ServedModel
 from gateway.pools.table import Backend
+from gateway.pools.unanswered import in_words
 from gateway.watch import adapters
 from gateway.watch.adapters import AdapterError
 from gateway.watch.fetch import FetchError, Pages
@@ -55,7 +56,9 @@ class VllmServer:
         try:
             return parse_models(await self._pages.get("/v1/models", timeout_s=_MODELS_S))
         except FetchError as error:
-            raise AdapterError(f"its model list cannot be read: {error.reason}") from error
+            raise AdapterError(
+                f"its model list cannot be read: {in_words(error.reason)}"
+            ) from error
 
     def close(self) -> None:
         """See `Server`."""

@@ -13,6 +13,7 @@ from gateway.core.events import EventKind, Events
 from gateway.core.types import ModelsSeen
 from gateway.heal.states import FAILED_TESTS
 from gateway.pools.table import Backend, PoolTable
+from gateway.pools.unanswered import in_words
 from gateway.watch import adapters
 from gateway.watch.canary import warm_up
 from gateway.watch.fetch import FetchError, Pages
@@ -74,7 +75,7 @@ class Preparation:
         except FetchError as error:
             log.warning(
                 "%s: warm-up failed: %s",
-                *(self.backend.id, error.reason),
+                *(self.backend.id, in_words(error.reason)),
                 extra={"event": "warm_up_failed"},
             )
 
@@ -83,7 +84,7 @@ class Preparation:
         try:
             await self.pages.get("/health", timeout_s=_HEALTH_S)
         except FetchError as error:
-            return error.reason
+            return in_words(error.reason)
         return ""
 
     async def _see_models(self) -> str:
@@ -92,7 +93,7 @@ class Preparation:
             try:
                 models = parse_models(await self.pages.get("/v1/models", timeout_s=_MODELS_S))
             except FetchError as error:
-                failed = f"cannot read its model list: {error.reason}"
+                failed = f"cannot read its model list: {in_words(error.reason)}"
                 continue
             seen = ModelsSeen(self.clock.now(), models, backend.endpoints, backend.version)
             self.table.observe(backend.id, seen)

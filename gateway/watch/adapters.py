@@ -15,6 +15,7 @@ import msgspec
 from gateway.config.launched import adapter_limits
 from gateway.config.models import PoolConfig
 from gateway.pools.table import Backend
+from gateway.pools.unanswered import in_words
 from gateway.watch.fetch import FetchError, Pages
 
 _MOST_SHOWN: Final = 300  # characters of the server's answer
@@ -110,7 +111,7 @@ async def _order(
     try:
         status, reply = await pages.post(path, msgspec.json.encode(body), timeout_s=timeout_s)
     except FetchError as error:
-        raise AdapterError(f"{failed}: {error.reason}", fatal=True) from error
+        raise AdapterError(f"{failed}: {in_words(error.reason)}", fatal=True) from error
     said = _said(reply)
     if status == HTTPStatus.NOT_FOUND and "lora" not in said.lower():
         raise AdapterError(

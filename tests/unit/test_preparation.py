@@ -27,7 +27,9 @@ class Pages:
         return LIST
 
 
-@pytest.mark.parametrize(("failures", "why"), [(1, ""), (2, "cannot read its model list: timeout")])
+@pytest.mark.parametrize(
+    ("failures", "why"), [(1, ""), (2, "cannot read its model list: no answer in time")]
+)
 @held
 async def test_a_model_list_that_does_not_come_twice_in_a_row_is_proof_and_once_is_none(
     failures, why
@@ -70,6 +72,6 @@ async def test_what_may_have_died_of_a_load_is_asked_whether_it_lives_before_the
     pool = Config.model_validate({"pools": pools}).pools["m"]
     why = await prepare.load_adapters(pool, {"deadly": "/deadly", "fr": "/fr"}, print)
     assert pages.loads == ["deadly", "fr"][: 1 + healthy]
-    dead = "/health fails since it was to load the adapter deadly: http_503"
+    dead = "/health fails since it was to load the adapter deadly: it answers with status 503"
     assert why == ("" if healthy else dead)
     assert [each.label for each in events.newest()] == ["deadly"]
