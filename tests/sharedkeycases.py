@@ -171,6 +171,25 @@ class SharedKeyCases(KeyCases):
         desk.runner.run(late.look())
         assert sorted(late.snapshot.entries) == sorted(made) == desk.ids(desk.read())
 
+    def test_of_what_the_store_lost_and_does_not_take_again_the_log_tells_once(
+        self, desk, tmp_path, caplog
+    ):
+        made = desk.create({"name": "a"})
+        link = Deaf(desk.store.link)
+        store = RedisKeys(link, PEPPER, lambda: {}, lambda: desk.at)
+        follower = SharedKeys(store, tmp_path / "copy")
+        desk.runner.run(follower.look())
+        self.lose(desk)
+        link.deaf, link.arrives = 3, False  # its memory is full
+        for _ in range(5):
+            desk.runner.run(follower.look())
+        assert desk.ids(desk.read()) == [made.id]
+        told = [each.event for each in caplog.records if each.name == "gateway.keys"]
+        assert told == ["keys_told_again", "keys_trouble"]
+        self.lose(desk)
+        desk.runner.run(follower.look())
+        assert caplog.records[-1].event == "keys_told_again"  # another loss
+
     def lose_records(self, desk):
         raise NotImplementedError
 

@@ -115,8 +115,9 @@ class SharedKeys:
         except KeyStoreError as error:
             self._tell(str(error))
             return
-        self._tell("")
         ours = _lost(known.entries, part) if part.whole else {}
+        if not ours:
+            self._tell("")
         same = (part.generation, part.stamp) == (known.generation, known.stamp)
         if self.snapshot is not None and same and not ours:
             return
@@ -154,10 +155,11 @@ class SharedKeys:
 
     async def _tell_again(self, ours: Iterable[Entry], part: Part) -> None:
         """Keep in Redis what it lost; another replica may be first."""
-        log.warning(
-            "the shared store lost changes of keys; those that this gateway knows are kept there again",
-            extra={"event": "keys_told_again"},
-        )
+        if not self._told:  # else it lost them before, and did not take them
+            log.warning(
+                "the shared store lost changes of keys; those that this gateway knows are kept there again",
+                extra={"event": "keys_told_again"},
+            )
         for each in ours:
             theirs = part.entries.get(each.record.id)
             try:
@@ -165,6 +167,7 @@ class SharedKeys:
             except (StoreUnavailable, KeyStoreError) as error:
                 self._tell(f"a key could not be kept there again: {error}")
                 return  # the next look finds what is missing
+        self._tell("")
 
     def _without(self) -> str:
         if self.snapshot is None:
