@@ -121,8 +121,8 @@ def _telling(path: KeyPath) -> Callable[[str], str]:
 
 
 def _as_written(text: str) -> str:
-    """Show an address to listen at, which has no secret, unless a variable has one."""
-    return _cleaned(text) if "$" in text else text
+    """Show an address to listen at, which has no secret, unless it is a variable or a URL by mistake."""
+    return _cleaned(text) if "$" in text or "@" in text or "://" in text else text
 
 
 def _hidden(text: str) -> str:

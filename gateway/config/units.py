@@ -144,7 +144,8 @@ def parse_listen(value: object) -> Listen:
     """Return the listener of `127.0.0.1:8080`, `[::1]:8080`, `host:8080` or `unix:/run/gw.sock`."""
     if isinstance(value, Listen):
         return value
-    hint = "{value} is not an address such as 127.0.0.1:8080, '[::1]:8080' or unix:/run/gw.sock"
+    what = "a URL" if re.search("@|://", str(value)) else "{value}"  # it may have a password
+    hint = f"{what} is not an address such as 127.0.0.1:8080, '[::1]:8080' or unix:/run/gw.sock"
     text = _text(value)
     if text is None:
         raise _bad("bad_address", hint, value)
@@ -157,9 +158,8 @@ def parse_listen(value: object) -> Listen:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif _NOT_BRACKETED.fullmatch(host):
-        raise _bad(
-            "bad_address", "put the IPv6 address in {value} in brackets, like '[::1]:8080'", value
-        )
+        told = "put the IPv6 address in {value} in brackets, like '[::1]:8080'"
+        raise _bad("bad_address", told, value)
     elif not _HOST.fullmatch(host):
         raise _bad("bad_address", hint, value)
     if not (host and port.isdecimal() and port.isascii()):

@@ -35,11 +35,19 @@ def told(text):
         ("listen: 127.0.0.1:99999", "listen: 127.0.0.1:99999"),
         ("listen: 127.0.0.1:80a", "listen: 127.0.0.1:80a"),
         ("admin: {listen: '127.0.0.1:${P:-80a}'}", "admin: {listen: '127.0.0.1:**********}"),
+        ("listen: 'https://me:x@h:1'", "listen: *************@***'"),
+        ("listen: me:x@127.0.0.1:1", "listen: ****@***********"),
     ],
 )
 def test_an_excerpt_shows_the_values_of_known_settings_that_are_no_secrets(line, shown):
     (finding,) = check_text(POOL + line, folder=pathlib.Path(), env={"T": "x" * 20}).findings[:1]
     assert finding.excerpt().splitlines()[1] == f"    2 | {shown}"
+
+
+def test_a_url_in_the_place_of_an_address_shows_no_password():
+    assert SECRET not in told(
+        POOL + f"listen: 'redis://:{SECRET}@h:6379'\nadmin: {{listen: me:{SECRET}@h:1}}"
+    )
 
 
 @pytest.mark.parametrize(
