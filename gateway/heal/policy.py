@@ -322,7 +322,7 @@ _RULES: Final[tuple[_Rule, ...]] = (
     _Rule(None, _Case.used_up),
     # its backoff runs
     _Rule(Why.BACKOFF, lambda it: it.now < it.due_at(), _Case.due_at),
-    # its process lives, and another's restart goes on
+    # its process lives, no start of its own is under way, and another's restart goes on
     _Rule(Why.TURN, lambda it: it.lives and it.pool.turn_taken and not it.member.under_way),
     # it serves, and its pool has enough out already
     _Rule(Why.BUDGET, lambda it: it.member.serving and it.pool.out >= it.pool.allowed_out),

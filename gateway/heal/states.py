@@ -12,9 +12,9 @@
     Suspended   not restarted until an operator clears it         gives a token: Proving. cleared: Failed
 
 Wherever its process ends it is Failed; another incarnation that shows is Starting, and so is a hung
-start whose log speaks again; what its service manager took away is Absent. A start whose settings
-changed is Replacing, as soon as that is permitted. `LATER` is the whole table. An operator's drain is
-an intent beside the state (`heal.intent`), never a transition.
+start whose log speaks again; what its service manager took away is Absent. A start of ours
+whose settings changed is Replacing, as soon as that is permitted; what was found running comes up first.
+`LATER` is the whole table. An operator's drain is an intent beside the state (`heal.intent`), never a transition.
 
 What the pool table shows of a backend (`Tending`) is a projection of its state: `tending`.
 """
@@ -331,7 +331,7 @@ def calls_for(state: State, judged: Mapping[Cause, Sign], now: float) -> Sign | 
             return Sign(state.sign.cause, state.evidence)
         case Serving():
             return min(judged.values(), key=lambda sign: GRAVITY[sign.cause], default=None)
-        case Starting(owes=True) | Proving():
+        case Starting(ours=True) | Proving(ours=True):
             return judged.get(Cause.OPERATOR)  # its settings changed: it would not serve with them
         case _:
             return None

@@ -254,6 +254,12 @@ def test_a_start_with_settings_that_changed_since_is_begun_anew_and_needs_no_oth
     assert set(ward.see(a=starts("one") | changed, b=starts("two"))) == {"p/a"}
 
 
+def test_a_server_that_was_found_running_comes_up_first_though_its_settings_changed():
+    """Streams of another gateway, or of the one before, may run there: it is drained once it serves."""
+    ward, found = Ward(), starts("one", ours=False) | {"signs": (Cause.OPERATOR,)}
+    assert not ward.see(a=found, b=starts("two"))
+
+
 def test_what_cannot_be_seen_has_no_incarnation_to_name():
     ward = Ward()
     assert why(ward.see(a=FROZEN | {"visible": False})["p/a"]) is Why.UNSEEN
