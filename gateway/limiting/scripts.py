@@ -120,7 +120,7 @@ return table.concat(reply, ' ')
 
 # Words: lease, the day in which it was taken, five amounts that are used more, then four of each rule.
 # What was taken on another day is not given back to this one. The lease ends first: that takes no memory, and of a
-# script that has written something, a Redis whose memory is full refuses nothing.
+# script that has written something, a Redis whose memory is full refuses nothing. Without a lease it refuses all.
 SETTLE: Final = Script(
     _LEVELS
     + """

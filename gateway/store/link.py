@@ -7,7 +7,7 @@ reply ever reaches another than who asked for it: what is interrupted in the mid
 
 Who asks waits `BUDGET_S` as a rule. A batch that takes longer is late: until it is over, all are refused at once.
 But the owner listens for `LISTENS_S` in all, for `late` and for those who have more patience. After `_FAILURES` in a
-row only they ask, and one try each `_AGAIN_S`.
+row only they ask, and one try each `_AGAIN_S`. Each further second of a late batch counts as another failure.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ CONNECT_S: Final = 2.0  # names are looked up and TLS is agreed meanwhile, and n
 LISTENS_S: Final = 3.0  # for replies that are late
 _FAILURES: Final = 3
 _AGAIN_S: Final = 1.0
-# Without a refusal for so long it is well: a Redis whose memory is full refuses what it has no room for,
-# and answers the rest.
+# Once it has refused no write for so long it is taken to be well.
 _SURE_S: Final = 3.0
 _BATCH: Final = 128
 _MOST_WAITING: Final = 4096
@@ -47,6 +46,8 @@ _MOST_WAITING: Final = 4096
 _CODE: Final = re.compile(r"[A-Z]{3,20}\b")
 _SLOW: Final = "it did not answer within {:.0f} ms"
 LOST: Final = (failures.RedisError, failures.RedisClusterException, OSError, TimeoutError)
+# With these a Redis refuses what it would have to keep, and answers the rest.
+_WRITES_REFUSED: Final = (failures.OutOfMemoryError, failures.ReadOnlyError)
 _DENIED: Final = "its user may not run scripts or use keys that begin with gw1:"
 _DENIED_WITHIN: Final = "can't run this command"  # how Redis 7.0 tells it of a command in a script
 _WORDS: Final[tuple[tuple[type[Exception], str], ...]] = (
@@ -97,7 +98,7 @@ class Link:
     _failures: int = 0  # in a row
     _again_at: float = 0.0
     _lost_at: float = 0.0
-    _refused_at: float = -math.inf  # by Redis itself
+    _refused_at: float = -math.inf  # when it last refused a write
     _closed: bool = False
 
     async def ask(
@@ -109,19 +110,18 @@ class Link:
         late: Late | None = None,
     ) -> Any:
         """See `Scripted`."""
-        patient = within_s > self.budget_s
-        asked = None
-        if patient or not self._late:
-            asked = self._put(script, keys, args, patient=patient)
-        if asked is None:
+        patient, loop = within_s > self.budget_s, asyncio.get_running_loop()
+        asked = _Asked(script, keys, args, loop.create_future(), late=late)
+        if (self._late and not patient) or not self._put(asked, patient=patient):
             raise StoreUnavailable(self.trouble or "too many calls wait for it")
-        asked.late = late
         # A third of what `asyncio.timeout` takes: each request with limits waits here.
-        end = asyncio.get_running_loop().call_later(
-            within_s, after_reading, self._give_up, asked.reply, within_s
-        )
+        end = loop.call_later(within_s, after_reading, self._give_up, asked.reply, within_s)
         try:
             reply = await asked.reply
+        except asyncio.CancelledError:
+            if not asked.reply.cancelled():  # it came just as who asked left
+                _give(asked, asked.reply.result())
+            raise
         finally:
             end.cancel()
         if isinstance(reply, StoreUnavailable):
@@ -130,31 +130,27 @@ class Link:
 
     def _give_up(self, reply: asyncio.Future[Any], after_s: float) -> None:
         if not reply.done():
-            reply.set_result(StoreUnavailable(self.trouble or _SLOW.format(after_s * 1000)))
+            trouble = "" if self._late else self.trouble
+            reply.set_result(StoreUnavailable(trouble or _SLOW.format(after_s * 1000)))
 
     def post(
         self, script: Script, keys: Sequence[str], args: Sequence[str | int], lost: Lost | None = None
     ) -> None:  # fmt: skip
         """See `Scripted`."""
-        asked = self._put(script, keys, args)
-        if asked is not None:
-            asked.lost = lost
-        elif lost is not None:
+        reply = asyncio.get_running_loop().create_future()
+        if not self._put(_Asked(script, keys, args, reply, lost)) and lost is not None:
             lost(False)
 
-    def _put(
-        self, script: Script, keys: Sequence[str], args: Sequence[str | int], *, patient: bool = False
-    ) -> _Asked | None:  # fmt: skip
-        """Have a call wait for the owner; None where it would wait in vain."""
+    def _put(self, asked: _Asked, *, patient: bool = False) -> bool:
+        """Have a call wait for the owner; False where it would wait in vain."""
         shut = self._failures >= _FAILURES and self.clock.now() < self._again_at and not patient
         if self._closed or shut or len(self._waiting) >= _MOST_WAITING:
-            return None
-        loop = asyncio.get_running_loop()
-        asked = _Asked(script, keys, args, loop.create_future())
+            return False
         self._waiting.append(asked)
         if self._owner is None or self._owner.done():
+            loop = asyncio.get_running_loop()
             self._owner = start(self._own(), name="shared store", loop=loop)
-        return asked
+        return True
 
     async def close(self) -> None:
         """End the owner, and close the connection."""
@@ -239,10 +235,10 @@ class Link:
         return [*zip(batch, await pipeline.execute(raise_on_error=False), strict=True)]
 
     def _answers(self) -> None:
+        now = self.clock.now()
+        if now - self._refused_at < _SURE_S:
+            return
         if self._failures >= _FAILURES:
-            now = self.clock.now()
-            if now - self._refused_at < _SURE_S:
-                return
             away_s = now - self._lost_at
             log.info(
                 "the shared store answers again, after %.0f s",
@@ -252,9 +248,9 @@ class Link:
         self._failures, self.trouble = 0, ""
 
     async def _fails(self, error: Exception, batch: Sequence[_Asked]) -> None:
-        if isinstance(error, failures.ResponseError):
-            self._refused_at = self.clock.now()
         self._failed(why(error, self.budget_s))
+        if isinstance(error, _WRITES_REFUSED):
+            self._refused_at = self.clock.now()
         unsent: list[_Asked] = []
         if self._failures >= _FAILURES:
             unsent = [*self._waiting]

@@ -73,8 +73,9 @@ async def fails(store):
 class Late:
     """Answers what it is asked to run once it is told to. While it is full it refuses to write."""
 
-    def __init__(self):
+    def __init__(self, refusal=b"-OOM command not allowed\r\n"):
         self.answers, self.connections, self.full = asyncio.Event(), 0, False
+        self.refusal = refusal
 
     async def serve(self, reader, writer):
         self.connections += 1
@@ -82,7 +83,7 @@ class Late:
             if b"EVALSHA" in data:
                 await self.answers.wait()
                 refused = self.full and HOLDS.sha.encode() not in data
-                reply = b"-OOM command not allowed\r\n" if refused else b"*0\r\n"
+                reply = self.refusal if refused else b"*0\r\n"
                 writer.write(reply * data.count(b"EVALSHA"))
             else:  # several may come in one read
                 writer.write(b"+OK\r\n" * (data.count(b"SETINFO") + data.count(b"PING")))
@@ -128,15 +129,16 @@ async def test_a_late_reply_is_heard_by_the_patient_and_of_those_who_left_and_no
         assert late.connections == 1
 
 
+@pytest.mark.parametrize("writes", [1, 3])  # that are refused, between two that only read
 @story
-async def test_of_a_store_that_is_full_and_can_be_read_the_log_tells_once(caplog):
+async def test_of_a_store_that_is_full_and_can_be_read_the_log_tells_once(writes, caplog):
     caplog.set_level(logging.INFO, "gateway.store")
     full, clock = Late(), HeldClock()
     full.answers.set()
     full.full = True
     async with linked(full, clock, budget_s=LONG_S / 2) as link:
         for _ in range(6):
-            for _ in range(3):
+            for _ in range(writes):
                 with pytest.raises(StoreUnavailable, match="its memory is full"):
                     await asked(link, HOLD)
                 clock.at += 0.4
@@ -147,3 +149,31 @@ async def test_of_a_store_that_is_full_and_can_be_read_the_log_tells_once(caplog
         await asked(link, HOLD)
         assert not link.trouble
     assert [each.event for each in caplog.records] == ["store_lost", "store_found"]
+
+
+@story
+async def test_one_refusal_of_another_kind_is_no_trouble_once_it_answers_again():
+    """Such as of a key that holds something else: it concerns who asked, not the store."""
+    wrong, clock = Late(b"-WRONGTYPE\r\n"), HeldClock()
+    wrong.answers.set()
+    wrong.full = True
+    async with linked(wrong, clock, budget_s=LONG_S / 2) as link:
+        for _ in range(4):
+            with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
+                await asked(link, HOLD)
+        assert await asked(link, HOLDS) == []
+        assert not link.trouble
+
+
+@story
+async def test_a_reply_that_comes_as_who_asked_leaves_is_told_as_late():
+    redis, heard = Late(), []
+    redis.answers.set()
+    async with linked(redis, SystemClock(), budget_s=LONG_S / 2) as link:
+        asking = asked(link, HOLDS, late=heard.append)
+        reply = asking.send(None)
+        while not reply.done():
+            await asyncio.sleep(0.01)
+        with pytest.raises(asyncio.CancelledError):
+            asking.throw(asyncio.CancelledError())
+        assert heard == [[]]
