@@ -54,14 +54,19 @@ def written_out() -> Iterator[None]:
     """Write what is left for standard output at the end, while a failure can still be told.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written, and nothing else failed before.
     """
+    failed = False
     try:
         yield
+    except Exception:
+        failed = True
+        raise
     finally:
         try:
             sys.stdout.flush()
         except OSError:
             # The end of the process would try it again, and tell of it in Python's words.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise
+            if not failed:
+                raise

@@ -201,9 +201,10 @@ class Unit(Supervised):
         label = Kind.PORT if error.obstacle is Obstacle.PORT else state.order.cause
         self._tell(EventKind.LAUNCH_FAILED, label.value, said := redact(str(error)))
         setback, seen = setback_of(error), await self._seen()
-        self.observed.trouble = said
         hopeless = error.obstacle is Obstacle.CANNOT_HELP
         another = state.order.incarnation is not None and isinstance(error, Superseded)
+        if not another:  # it is no trouble of the one that runs now
+            self.observed.trouble = said
         if another or (lives(state.before) if seen is None else not seen.gone):
             self._give_up(state, setback, stays_ordered=not (another or hopeless))
             return

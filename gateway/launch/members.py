@@ -47,7 +47,7 @@ class Members:
     def _owns(self, process: Process, session: tuple[int, int] | None) -> bool:
         if session is not None and process.session == session[0] and process.started >= session[1]:
             return True
-        if proc.variables(process.pid).get(MARK_BACKEND) == self.backend:
+        if proc.variables(process.pid, waits=True).get(MARK_BACKEND) == self.backend:
             return True
         return self.log is not None and proc.writes_to(process.pid, self.log)
 

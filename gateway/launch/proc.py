@@ -100,16 +100,16 @@ def every(*, dead: bool = False) -> Iterator[Process]:
                 yield found
 
 
-def variables(pid: int) -> dict[str, str]:
+def variables(pid: int, *, waits: bool = False) -> dict[str, str]:
     """Return the environment a process was started with; empty where it cannot be read.
 
     A program that changes its title (vLLM's engine and workers do, by setproctitle) overwrites it.
-    In the moment of an exec there is none to read, and that is waited for.
+    In the moment of an exec there is none to read. In a thread of its own a caller `waits` for that to end.
     """
-    until = time.monotonic() + _EXEC_S
+    until = time.monotonic() + (_EXEC_S if waits else 0.0)
     try:
         while not (raw := (_PROC / str(pid) / "environ").read_bytes()):
-            if not _has_variables(pid) or time.monotonic() >= until:
+            if time.monotonic() >= until or not _has_variables(pid):
                 return {}
             time.sleep(_EXEC_POLL_S)
     except OSError:

@@ -883,6 +883,17 @@ def test_output_that_cannot_be_written_is_a_failure_in_words(file, words, unbuff
         assert ran(unread) == (1, "")
 
 
+def test_a_failure_is_told_though_output_cannot_be_written_either():
+    script = "with written_out():\n    print('some output')\n    raise SystemError('not drained in time')"
+    with open("/dev/full", "w") as full:
+        told = subprocess.run(
+            [sys.executable, "-c", f"from gateway.cli.streams import written_out\n{script}"],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": ""},
+        )  # fmt: skip
+    assert told.stderr.endswith("SystemError: not drained in time\n")
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 @pytest.mark.parametrize("output", ["text", "json"])
 def test_a_character_that_a_terminal_cannot_write_is_no_failure(tmp_path, encoding, output):

@@ -277,6 +277,6 @@ def test_an_environment_is_read_in_the_moment_of_an_exec_too():
     again = 'exec sh -c "$0" "$0"'  # it does nothing else, so many a look falls into an exec
     words, env = ["sh", "-c", again, again], {"PATH": os.defpath, "MARK": "its"}
     with subprocess.Popen(words, env=env) as child:
-        seen = [proc.variables(child.pid).get("MARK") for _ in range(200)]
+        seen = [proc.variables(child.pid, waits=True).get("MARK") for _ in range(200)]
         child.kill()
     assert seen == ["its"] * 200
