@@ -234,9 +234,10 @@ class Relay:
             return
         if written:
             return
+        said_all = self.watch.complete and now - silence.since >= silence.limit_s
         if self.watch.ended and now - silence.since >= _LAST_CHUNK_S:
             self._end_for_backend()
-        elif silence.too_long(now):
+        elif said_all or silence.too_long(now):  # what its engine does for others proves nothing
             self._break(silence.error(now))
         elif now - self._beaten_at >= patience.heartbeat_s and self.watch.between_frames:
             self._beaten_at = now

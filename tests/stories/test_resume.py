@@ -287,6 +287,29 @@ def test_a_stream_that_its_engine_lost_among_others_goes_on_elsewhere(parsed):
     check()
 
 
+def test_a_stream_that_its_engine_lost_behind_its_finish_reason_ends_with_what_it_said():
+    """Its last frame waits here for the usage, which comes at once: that others are written says nothing."""
+
+    @story
+    async def check():
+        extra = "timeouts: {first_byte: 20s, stall: 2s}"
+        slow = replace(SIM, decode_step_s=0.02)
+        async with gateway(slow, extra=extra, access=True) as world:
+            whole = await read(world, max_tokens=5)
+            world.sims[0].inject("stall_after:5@1")
+            lost = start(read(world, max_tokens=5), name="lost")
+            await world.until(lambda: not world.sims[0].state.faults.active)
+            world.sims[0].clear()
+            others = [start(read(world, max_tokens=300), name="other") for _ in range(30)]
+            told = await lost
+            assert not any(each.done() for each in others)
+            assert anonymous(told) == anonymous(whole)[:-1]  # its usage was not told
+            for each in others:
+                await each
+
+    check()
+
+
 def test_one_that_begins_anew_is_not_passed_on():
     @story
     async def check():
