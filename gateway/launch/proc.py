@@ -107,9 +107,12 @@ def variables(pid: int, *, waits: bool = False) -> dict[str, str]:
     In the moment of an exec there is none to read. In a thread of its own a caller `waits` for that to end.
     """
     until = time.monotonic() + (_EXEC_S if waits else 0.0)
+    without = 0  # looks in a row: for microseconds an exec has an empty environment, too
     try:
         while not (raw := (_PROC / str(pid) / "environ").read_bytes()):
-            if time.monotonic() >= until or not _has_variables(pid):
+            memory, begin, end = _memory(pid)
+            without = without + 1 if 0 < begin == end else 0
+            if not memory or without > 1 or time.monotonic() >= until:
                 return {}
             time.sleep(_EXEC_POLL_S)
     except OSError:
@@ -118,11 +121,10 @@ def variables(pid: int, *, waits: bool = False) -> dict[str, str]:
     return {name: value for name, equals, value in pairs if equals}
 
 
-def _has_variables(pid: int) -> bool:
-    """Whether a process has an environment, or is in an exec and will have one; the kernel's own have none."""
+def _memory(pid: int) -> tuple[int, int, int]:
+    """Return how much memory a process has, none if it is the kernel's, and where its environment begins and ends."""
     fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    memory, begin, end = (int(fields[each]) for each in (_MEMORY, _VARIABLES, _VARIABLES_END))
-    return memory > 0 and (end == 0 or begin < end)
+    return int(fields[_MEMORY]), int(fields[_VARIABLES]), int(fields[_VARIABLES_END])
 
 
 def writes_to(pid: int, file: tuple[int, int]) -> bool:

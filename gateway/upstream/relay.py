@@ -214,7 +214,7 @@ class Relay:
         return self._blocked_since
 
     def on_tick(self, now: float) -> None:
-        """Enforce silence limits and send heart-beats."""
+        """Enforce silence limits and send heart-beats. Work for others excuses no silence behind a finish reason."""
         silence = self.silence
         patience = silence.patience
         if self._blocked_since is not None:
@@ -237,7 +237,7 @@ class Relay:
         said_all = self.watch.complete and now - silence.since >= silence.limit_s
         if self.watch.ended and now - silence.since >= _LAST_CHUNK_S:
             self._end_for_backend()
-        elif said_all or silence.too_long(now):  # what its engine does for others proves nothing
+        elif said_all or silence.too_long(now):
             self._break(silence.error(now))
         elif now - self._beaten_at >= patience.heartbeat_s and self.watch.between_frames:
             self._beaten_at = now

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from gateway.launch import proc
 from gateway.launch.logfile import LogFile
+from gateway.launch.members import MARK_BACKEND, Members
 from gateway.launch.record import Record, digest, file_name, load, save
 from gateway.launch.spawn import exit_code
 
@@ -273,10 +274,11 @@ def test_we_see_ourselves():
     assert proc.private_bytes(2**22 + 1) == 0
 
 
-def test_an_environment_is_read_in_the_moment_of_an_exec_too():
+def test_a_process_of_a_backend_is_found_in_the_moment_of_its_exec_too():
     again = 'exec sh -c "$0" "$0"'  # it does nothing else, so many a look falls into an exec
-    words, env = ["sh", "-c", again, again], {"PATH": os.defpath, "MARK": "its"}
+    words, env = ["sh", "-c", again, again], {"PATH": os.defpath, MARK_BACKEND: "its"}
+    members = Members("its", None)
     with subprocess.Popen(words, env=env) as child:
-        seen = [proc.variables(child.pid, waits=True).get("MARK") for _ in range(200)]
+        seen = [[each.pid for each in members.find(None)] for _ in range(100)]
         child.kill()
-    assert seen == ["its"] * 200
+    assert seen == [[child.pid]] * 100
