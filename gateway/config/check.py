@@ -19,11 +19,9 @@ from gateway.config.units import Listen, format_duration, format_size
 
 # vLLM (uvicorn) closes idle connections after 5 s; below 4 s we close first.
 SAFE_UPSTREAM_KEEP_ALIVE_S: Final = 4.0
-# Clients and the proxies in between rarely wait longer for a first byte.
 NGINX_BODY_BYTES: Final = 64 * 1024**2  # `client_max_body_size` of deploy/nginx/gateway.conf
+# Clients and the proxies in between rarely wait longer for a first byte.
 LONG_WAIT_S: Final = 300.0
-
-_ANY_HOST: Final = frozenset({"0.0.0.0", "::"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +105,15 @@ def check_listeners(config: Config) -> Iterator[Remark]:
 
 
 def _clash(one: Listen, other: Listen) -> bool:
+    """Whether two listeners cannot both be bound. The listener `::` takes IPv4 as well, `0.0.0.0` no IPv6."""
     if one.unix is not None or other.unix is not None:
         return one.unix == other.unix
     if one.port != other.port or one.port == 0:
         return False
-    return one.host == other.host or bool({one.host, other.host} & _ANY_HOST)
+    hosts = {"127.0.0.1" if each.host == "localhost" else each.host for each in (one, other)}
+    if len(hosts) == 1 or "::" in hosts:
+        return True
+    return "0.0.0.0" in hosts and not any(":" in host for host in hosts)
 
 
 def _leads(url: str, listens: Listen) -> bool:

@@ -59,6 +59,9 @@ def test_authentication_off_for_every_web_page_is_a_loud_warning_too():
     [
         ("127.0.0.1:80", "127.0.0.1:80", True),
         ("0.0.0.0:80", "127.0.0.1:80", True),
+        ("localhost:80", "127.0.0.1:80", True),
+        ("'[::]:80'", "127.0.0.1:80", True),  # IPv4 arrives there too
+        ("0.0.0.0:80", "'[::1]:80'", False),  # and no IPv6 here
         ("127.0.0.1:80", "127.0.0.2:80", False),
         ("127.0.0.1:0", "127.0.0.1:0", False),
         ("unix:/a", "unix:/a", True),
