@@ -68,7 +68,7 @@ def _judged(
             return "not judged", [_untold(path, backend.name, why)]
         found = fit(model, plan)
     except (ModelFolderError, PlanError) as error:
-        return "not judged", [Remark(path, "fit-unknown", f"{backend.name}: {error}")]
+        return "not judged", [_untold(path, backend.name, str(error))]
     return found.verdict.value, list(_remarks(path, backend.name, found))
 
 

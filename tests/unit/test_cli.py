@@ -1421,6 +1421,22 @@ def test_fit_judges_a_server_on_a_cpu(run, tmp_path, env, args, code, said):
     assert ended == code
 
 
+@pytest.mark.parametrize(
+    ("config", "args", "why"),
+    [
+        ({"is_encoder_decoder": True}, "{}", "encoder-decoder models are not supported"),
+        ({}, "{kv-cache-dtype: nvfp4}", "nvfp4 is not supported"),  # vLLM 0.25 has it
+    ],
+)
+def test_what_the_fit_check_does_not_know_is_no_error_of_the_file(run, tmp_path, config, args, why):
+    more = f"env: {{VLLM_CPU_KVCACHE_SPACE: 1}}, args: {args}"
+    file = launched(tmp_path, modelconfigs.LLAMA_3_8B | config, more)
+    code, out, _ = run("check", file, "--fit")
+    assert "cannot tell whether it fits" in out
+    assert why in out
+    assert code == 0
+
+
 def launched(tmp_path, config, more, weights=4):
     """Write a file with one launched server, whose model has `weights` numbers in its folder."""
     folder = tmp_path / "model"
