@@ -162,7 +162,8 @@ OPERATORS: Final = (
         summary=f"The canary of {_POOL} is certainly worse than the others",
         means="Its errors or its speed differ from the other revision by more than chance explains.",
         look="`vllm-gateway status` has the comparison.",
-        act="Take it back: lower `canary.weight` to 0 and reload; `canary: {automatic: true}` does so by itself.",
+        act="Take it back: give the backends of its revision `weight: 0` and reload. With `canary: {automatic: true}` the"
+        " gateway takes the next one back by itself.",
     ),
     Alert(
         name="RestartsHeld",

@@ -7,6 +7,7 @@ from typing import get_args
 
 import pytest
 
+from gateway.config.load import check_text
 from gateway.core.types import Outcome, Phase
 from gateway.ingress.connections import Shed
 from gateway.observe import grafana
@@ -133,6 +134,17 @@ def test_an_alert_says_which_gateway_it_is_about(alert):
     """Its runbook is served there."""
     grouped = re.findall(r"\b(?:sum|count) by \(([^)]*)\)", alert.expr.partition(" on ")[0])
     assert all("instance" in each.split(", ") for each in grouped)
+
+
+def test_the_runbook_of_a_worse_canary_says_what_the_settings_take(tmp_path):
+    (alert,) = [each for each in ALERTS if each.name == "CanaryWorse"]
+    weight = re.search(r"backends of its revision `weight: (\S+)`", alert.act)[1]
+    backends = f"[http://a:1, {{url: http://b:1, revision: v2, weight: {weight}}}]"
+    canary = "{revision: v2, weight: 0.1}"
+    text = f"keys: none\npools: {{m: {{canary: {canary}, backends: {backends}}}}}"
+    loaded = check_text(text, folder=tmp_path).loaded
+    assert loaded is not None
+    assert loaded.config.pools["m"].backends[1].weight == 0
 
 
 def test_a_metric_that_does_not_exist_would_be_seen():
