@@ -1,6 +1,6 @@
-"""What spans several settings: checks of meaning, after each value is valid on its own.
+"""Check what spans several settings, once each value is valid on its own.
 
-Pure: no file, no network. Every check yields all it finds; `load` puts the places to them.
+Pure: no file, no network. Each check yields everything that it finds; `load` adds the places in the file.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def check_meaning(config: Config) -> Iterator[Remark]:
 
 
 def check_listeners(config: Config) -> Iterator[Remark]:
-    """Yield what is wrong or doubtful with who reaches a listener, and what for."""
+    """Yield what is wrong or doubtful about the listeners: their addresses, tokens and keys."""
     admin, public = config.admin.listen, config.listen
     if not admin.loopback and config.admin.token is None and not config.admin.tokens:
         yield Remark(
@@ -116,8 +116,8 @@ def _clash(one: Listen, other: Listen) -> bool:
     return "0.0.0.0" in hosts and not any(":" in host for host in hosts)
 
 
-def _leads(url: str, listens: Listen) -> bool:
-    """Whether a backend's URL certainly leads to a listener: other names of this machine are not known."""
+def _leads_to(url: str, listens: Listen) -> bool:
+    """Whether a backend's URL certainly leads to a listener; other names of this machine are not known here."""
     parts = urlsplit(url)
     if listens.unix is not None or parts.scheme == "unix":
         return url == str(listens)
@@ -129,7 +129,7 @@ def _leads(url: str, listens: Listen) -> bool:
 
 
 def _names(config: Config) -> Iterator[Remark]:
-    """Every name that clients may use leads to one place."""
+    """Yield each name of a model that two pools, aliases or adapters have."""
     owners = {name: f"the pool `{name}`" for name in config.pools}
     for pool, settings in config.pools.items():
         listed: list[tuple[KeyPath, str, str]] = [
@@ -154,14 +154,14 @@ def _names(config: Config) -> Iterator[Remark]:
 
 
 def _addresses(config: Config) -> Iterator[Remark]:
-    """No server is listed twice, and none is the gateway itself."""
+    """Yield each server that is listed twice, or is the gateway itself."""
     owners: dict[str, tuple[str, str]] = {}
     for pool, settings in config.pools.items():
         for place, backend in enumerate(settings.backends):
             path: KeyPath = ("pools", pool, "backends", place)
-            if _leads(backend.url, config.listen) or _leads(backend.url, config.admin.listen):
-                told = f"{backend.url} is an address of the gateway itself"
-                yield Remark(path, "address-clash", told, "write the address of the server")
+            if _leads_to(backend.url, config.listen) or _leads_to(backend.url, config.admin.listen):
+                message = f"{backend.url} is an address of the gateway itself"
+                yield Remark(path, "address-clash", message, "write the address of the server")
             first = owners.setdefault(backend.url, (pool, backend.name))
             if first == (pool, backend.name):
                 continue
@@ -186,7 +186,7 @@ def _pool(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
                 f"backends {first + 1} and {place + 1} of this pool are both named `{backend.name}`",
                 "unnamed backends are called b1, b2, ... by position; choose another name",
             )
-    yield from _placed(path, pool)
+    yield from _adapters(path, pool)
     if pool.kv.resume >= pool.kv.stop_admitting:
         yield Remark(
             (*path, "kv", "resume"),
@@ -205,7 +205,7 @@ def _pool(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
 
 
 def _behind_nginx(config: Config) -> Iterator[Remark]:
-    """What the shipped nginx file lets through is as much as the gateway takes."""
+    """Yield the sizes that the gateway takes and the shipped nginx file refuses."""
     for name in ("max_body", "max_audio_body"):
         ours = getattr(config.limits, name)
         if ours > NGINX_BODY_BYTES:
@@ -218,8 +218,8 @@ def _behind_nginx(config: Config) -> Iterator[Remark]:
             )
 
 
-def _placed(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
-    """What is said of where adapters go can be done."""
+def _adapters(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
+    """Yield what is wrong with the path, the replicas and the pins of adapters."""
     known = [each.name for each in pool.backends]
     for place, adapter in enumerate(() if pool.adapters == "auto" else pool.adapters):
         here: KeyPath = (*path, "adapters", place)

@@ -5,8 +5,8 @@
     ${file:/path}      the content of a file (a mounted secret), without its last line end
     $${                a literal ${
 
-References stand inside values, not in keys. The node graph is walked here, in place of letting the
-parser build objects, because only the nodes know where they start and end.
+References stand in values, not in keys. The reader below walks the parser's nodes, as only these know where
+they start and end.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from gateway.config.notyaml import LINE_END, not_yaml
 MAX_NODES: Final = 100_000  # an alias bomb ends here
 MAX_SECRET_BYTES: Final = 64 * 1024
 
-_DASH: Final = re.compile(r"[\s-]*-\s*(?:#.*)?")  # a line with the dash of an entry only
+_DASH: Final = re.compile(r"[\s-]*-\s*(?:#.*)?")  # a line that has only the dash of a list entry
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)\}")
-_OF_A_SHELL: Final = re.compile(r"\$[A-Z_][A-Z0-9_]*")
+_OF_A_SHELL: Final = re.compile(r"\$[A-Z_][A-Z0-9_]*")  # `$NAME`, as a shell reads it
 _NAME: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:(:-)(.*))?", re.DOTALL)
 _TYPED: Final = frozenset(f"tag:yaml.org,2002:{name}" for name in ("int", "float", "bool", "null"))
 _MERGE: Final = "tag:yaml.org,2002:merge"
@@ -48,8 +48,8 @@ class Document:
     values: object = None
     places: dict[KeyPath, Place] = field(default_factory=dict)
     key_places: dict[KeyPath, Place] = field(default_factory=dict)
-    references: dict[KeyPath, str] = field(default_factory=dict)
-    filled: dict[KeyPath, str] = field(default_factory=dict)  # what the references stand for
+    references: dict[KeyPath, str] = field(default_factory=dict)  # texts that have some
+    filled: dict[KeyPath, str] = field(default_factory=dict)  # these texts, filled in
     broken: set[KeyPath] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
     names: list[Span] = field(default_factory=list)
@@ -104,8 +104,8 @@ def read_document(text: str, *, file: str, folder: Path, env: Mapping[str, str])
             warnings.simplefilter("ignore")  # they quote the file
             root = yaml.compose(text)
     except (YAMLError, ValueError, RecursionError) as error:
-        told = not_yaml(error, text)
-        document.report(Severity.ERROR, "bad-yaml", told.message, place=told.place, hint=told.hint)
+        bad = not_yaml(error, text)
+        document.report(Severity.ERROR, "bad-yaml", bad.message, place=bad.place, hint=bad.hint)
         return document
     if not isinstance(root, MappingNode):
         what = "empty" if root is None else "not a mapping"
@@ -182,7 +182,7 @@ class _Reader:
             self._document.key_places[(*path, key)] = place
             self._document.names.append(_span(key_node, (*path, key)))
             values[key] = self._value(value_node, (*path, key))
-            if _is_nothing(value_node):  # whose mark is where the next one begins
+            if _is_nothing(value_node):  # its own mark is where the next token begins
                 self._document.places[(*path, key)] = place
         for key, value_node, place in self._merged(merged):
             if key not in values:
@@ -207,7 +207,7 @@ class _Reader:
                 self._open.discard(id(source))
 
     def _count_one(self) -> None:
-        """Count a value, or what a merge looks at: merges of merges are as many as aliases of aliases."""
+        """Count a value or a merged mapping: nested merges grow as fast as nested aliases."""
         self._count += 1
         if self._count > MAX_NODES:
             raise _TooManyError
@@ -237,6 +237,7 @@ class _Reader:
             self._open.discard(id(node))
 
     def _entry(self, node: Node, path: KeyPath) -> object:
+        """Return an entry of a list; one that is empty is placed at its dash."""
         value = self._value(node, path)
         if _is_nothing(node):
             number = node.start_mark.line
@@ -251,12 +252,12 @@ class _Reader:
             try:
                 value: object = self._yaml.constructor.construct_object(node)
             except (ValueError, LookupError, YAMLError):
-                return str(node.value)  # `!!int x`: whoever wants a number says so
+                return str(node.value)  # `!!int x`: validation will ask for a number
             return value
         text = _joined(str(node.value))
         if _OF_A_SHELL.fullmatch(text):
-            said, hint = "this is taken as it is written", "write ${NAME} if a variable is meant"
-            self._document.report(Severity.WARNING, "no-variable", said, path=path, hint=hint)
+            message, hint = "this is taken as it is written", "write ${NAME} if a variable is meant"
+            self._document.report(Severity.WARNING, "no-variable", message, path=path, hint=hint)
         return text if "${" not in text else self._filled(text, path, _place(node))
 
     def _filled(self, text: str, path: KeyPath, place: Place) -> str:
@@ -287,7 +288,7 @@ class _Reader:
         return filled
 
     def _resolve(self, reference: str) -> str | _Unresolved:
-        """Return what stands for the text between the braces."""
+        """Return the text that a reference stands for, by what is between its braces."""
         if reference.startswith("file:"):
             return self._secret_file(reference.removeprefix("file:").strip())
         match = _NAME.fullmatch(reference)

@@ -1,4 +1,4 @@
-"""Check for settings that are valid, and do not do what they seem to. Pure, as `config.check`."""
+"""Find valid settings that do not do what they seem to do. Pure, as `config.check`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BUDGETS: Final = ("budget_per_day", "budget_per_month")
 
 
 def check_effect(config: Config) -> Iterator[Remark]:
-    """Yield the settings that another one, or the lack of one, leaves without effect."""
+    """Yield a warning for each setting that does not do what it seems to do."""
     yield from _budgets(config)
     yield from _stop(config)
     yield from _collector(config)
@@ -40,10 +40,10 @@ def budget_in(limits: KeyLimits | None) -> str | None:
 
 
 def without_prices(path: KeyPath, budget: str) -> Remark:
-    """Return what is said of a budget where nothing costs anything."""
-    told = f"{budget} refuses nothing: no model has a price, so all of them are free"
+    """Return the warning about a budget where no model has a price."""
+    message = f"{budget} refuses nothing: no model has a price, so all of them are free"
     hint = "write `prices`, or limit tokens (tokens_per_day, tokens_per_month)"
-    return Remark(path, "no-prices", told, hint, Severity.WARNING)
+    return Remark(path, "no-prices", message, hint, Severity.WARNING)
 
 
 def _stop(config: Config) -> Iterator[Remark]:

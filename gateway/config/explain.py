@@ -92,7 +92,7 @@ def explain(error: ErrorDetails) -> Remark:
 
 
 def in_words(error: ErrorDetails) -> str | None:
-    """Say what a value must be, with its name before it; None for what has words of its own."""
+    """Return what a value must be, to be read behind its name; None where an error has words of its own."""
     kind, context = error["type"], error.get("ctx", {})
     if kind in _WANTED:
         return f"must be {_WANTED[kind]}"
@@ -127,7 +127,7 @@ def _known_values(context: Mapping[str, Any]) -> list[str]:
     return re.findall(r"'([^']*)'", context["expected"]) or [str(context["expected"])]
 
 
-# The codes that the units and sections raise themselves.
+# Kinds of our own errors that become the code of a finding; any other kind is a `bad-value`.
 _OWN: Final = frozenset(
     ["needs_unit", "bad_duration", "bad_size", "bad_tokens", "bad_address", "bad_url"]
     + ["bad_socket", "one_of", "empty", "too_small", "bad_parameter"]

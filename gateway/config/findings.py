@@ -10,7 +10,7 @@ from typing import Final
 from gateway.core.printable import printable
 
 _MOST_CHARS: Final = 160  # of a line
-_CHARS_BEFORE: Final = 60  # of those, what stands before the place
+_CHARS_BEFORE: Final = 60  # of them, before the place
 
 KeyPath = tuple[str | int, ...]  # keys and indexes from the root of the file to a value
 
@@ -42,22 +42,22 @@ class Finding:
     file: str = ""
     place: Place = Place()
     path: KeyPath = ()
-    source: str = field(default="", repr=False)  # the line it is on, as it may be shown
+    source: str = field(default="", repr=False)  # its line of the file, with secrets hidden
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.place.line}:{self.place.column}"
-        said = printable(f"{self.message}; {self.hint}" if self.hint else self.message)
-        return f"{where} {self.severity.value} {said} [{self.code}]"
+        text = printable(f"{self.message}; {self.hint}" if self.hint else self.message)
+        return f"{where} {self.severity.value} {text} [{self.code}]"
 
     def excerpt(self) -> str:
         """Return the one-line form with the source line and a caret under the place."""
         place = self.place
-        said, hint = printable(self.message), printable(self.hint)
-        head = f"{self.file}:{place.line}:{place.column} {self.severity.value} {said}"
+        message, hint = printable(self.message), printable(self.hint)
+        head = f"{self.file}:{place.line}:{place.column} {self.severity.value} {message}"
         number = f"{place.line:>5}"
         lines = [f"{head} [{self.code}]"]
         if self.source:
-            # JSON is often one line: all of it for each finding would be the square of the file.
+            # JSON is often one line: with all of it in each finding, the output would be the file squared.
             is_long = len(self.source) > _MOST_CHARS
             start = max(0, place.column - 1 - _CHARS_BEFORE) if is_long else 0
             shown = self.source[start : start + _MOST_CHARS]

@@ -25,7 +25,7 @@ _BINARY: Final = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _NUMBER: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)")
 
 # vllm/engine/arg_utils.py, vLLM 0.32: the short names of flags that decide how many GPUs it takes,
-# and of those that a remedy or the address may replace.
+# and of those that a remedy, or the gateway's own address, may replace.
 _SHORT: Final = {
     "-tp": "tensor-parallel-size",
     "-pp": "pipeline-parallel-size",
@@ -38,8 +38,8 @@ _SHORT: Final = {
     "-cc": "compilation-config",
     "-sc": "speculative-config",
 }
-# Flags with several values after them, and those with none, by their names or how these begin (vLLM
-# 0.32). A flag that is in neither has one value.
+# Flags with several values, by name, and flags with none, by how their names begin (vLLM 0.32). Any other
+# flag has one value.
 _LISTS: Final = frozenset(
     {
         "allowed-media-domains",
@@ -107,7 +107,7 @@ def whole_number(text: str) -> int:
 
 
 def merged(*overlays: Flags) -> dict[str, JsonValue]:
-    """Return the later of each flag by its one name; `no-x: true` is `x: false`."""
+    """Return the flags of all overlays by name, of which the last one wins; `no-x: true` is `x: false`."""
     found: dict[str, JsonValue] = {}
     for overlay in overlays:
         for written, value in overlay.items():
@@ -125,7 +125,7 @@ def flag_name(written: str) -> str:
 
 
 def flags(command: Sequence[str]) -> Iterator[Flag]:
-    """Go through the flags of a command, whose first word is the program."""
+    """Go through the flags of a command."""
     place = 1  # the first word is the program
     while place < len(command):
         name, glued = _flag_at(command[place])

@@ -1,8 +1,8 @@
-"""Names of backends that the file does not name: an address keeps its name, wherever it stands in the list.
+"""Keep the names of backends that the file does not name: an address keeps its name, wherever it is listed.
 
-By position alone, a server that is put before others would take the name of the next, which then begins
-anew. Replicas on one Redis know each other's backends by name and have no common past, so there position
-counts. Pure.
+If position alone decided, a server that is listed before others would take over their names, with all that is
+known of them. Replicas on one Redis know backends by name and do not share these names, so there position
+decides. Pure.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from itertools import count
 from gateway.config.load import Loaded
 from gateway.config.models import BackendConfig
 
-Names = Mapping[
-    str, Mapping[str, str]
-]  # of backends without a name in the file, by pool and address
+# Of backends without a name in the file, by pool and address.
+Names = Mapping[str, Mapping[str, str]]
 
 
 def names_of(loaded: Loaded) -> dict[str, dict[str, str]]:
@@ -25,7 +24,7 @@ def names_of(loaded: Loaded) -> dict[str, dict[str, str]]:
         pool: {
             each.url: each.name
             for at, each in enumerate(config.backends)
-            if not _says(loaded, pool, at)
+            if not _is_named(loaded, pool, at)
         }
         for pool, config in loaded.config.pools.items()
     }
@@ -45,15 +44,15 @@ def keep_names(loaded: Loaded, known: Names) -> Loaded:
 
 def _named(loaded: Loaded, pool: str, known: Mapping[str, str]) -> tuple[BackendConfig, ...]:
     backends = loaded.config.pools[pool].backends
-    taken = {each.name for at, each in enumerate(backends) if _says(loaded, pool, at)}
+    taken = {each.name for at, each in enumerate(backends) if _is_named(loaded, pool, at)}
     names: dict[int, str] = {}
     for at, each in enumerate(backends):
         name = known.get(each.url)
-        if not _says(loaded, pool, at) and name is not None and name not in taken:
+        if not _is_named(loaded, pool, at) and name is not None and name not in taken:
             names[at] = name
             taken.add(name)
     for at, each in enumerate(backends):
-        if at not in names and not _says(loaded, pool, at):
+        if at not in names and not _is_named(loaded, pool, at):
             free = (f"b{number}" for number in count(1) if f"b{number}" not in taken)
             names[at] = next(free) if each.name in taken else each.name
             taken.add(names[at])
@@ -63,6 +62,6 @@ def _named(loaded: Loaded, pool: str, known: Mapping[str, str]) -> tuple[Backend
     )
 
 
-def _says(loaded: Loaded, pool: str, at: int) -> bool:
+def _is_named(loaded: Loaded, pool: str, at: int) -> bool:
     """Whether the file names a backend."""
     return ("pools", pool, "backends", at, "name") in loaded.origin

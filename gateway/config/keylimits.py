@@ -6,8 +6,8 @@ limits:
   tokens_per_day: 2M
   budget_per_month: 50
   models: {"qwen3-*": {concurrent_requests: 4}}
-  on_outage: local     # local | open | closed, of all rules that do not say their own, those of `models` too
-  shadow: true         # count and tell, refuse nothing; as wide
+  on_outage: local     # local | open | closed, for each rule without its own, those of `models` too
+  shadow: true         # count and report, refuse nothing; for the same rules
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ _EXAMPLE: Final = "expected a mapping such as {requests_per_minute: 60}"
 def limits_told(limits: KeyLimits) -> dict[str, Any]:
     """Return limits as they are written."""
     apart = {rule: (on_outage, shadow) for rule, on_outage, shadow in limits.apart}
-    told: dict[str, Any] = {}
+    written: dict[str, Any] = {}
     for name, rule in _NAMES.items():
         most = getattr(limits, name)
         if most is None:
             continue
-        told[name] = most
+        written[name] = most
         if rule in apart:
             on_outage, shadow = apart[rule]
-            told[name] = {"limit": most, **_manner_told(on_outage, shadow)}
+            written[name] = {"limit": most, **_manner_told(on_outage, shadow)}
     if limits.models:
-        told["models"] = {glob: limits_told(each) for glob, each in limits.models}
-    told |= _manner_told(limits.on_outage, limits.shadow)
-    return told or {"models": {}}  # an empty mapping is refused as no limits
+        written["models"] = {glob: limits_told(each) for glob, each in limits.models}
+    written |= _manner_told(limits.on_outage, limits.shadow)
+    return written or {"models": {}}  # an empty mapping is refused as no limits
 
 
 def _manner_told(on_outage: OnOutage | None, shadow: bool | None) -> dict[str, Any]:
-    told = {} if on_outage is None else {"on_outage": on_outage.value}
-    return told if shadow is None else {**told, "shadow": shadow}
+    written = {} if on_outage is None else {"on_outage": on_outage.value}
+    return written if shadow is None else {**written, "shadow": shadow}
 
 
 def read_limits(value: object) -> KeyLimits:
@@ -93,11 +93,11 @@ def _most(rule: Rule, value: object) -> float:
     try:
         return read_money(value) if rule in _MONEY else read_limit(value)
     except ValueError as error:
-        # Most of the rules count no tokens, so what is said of a token count does not fit.
+        # Most rules do not count tokens, so the words of `parse_tokens` would mislead.
         own = isinstance(error, PydanticCustomError) and error.context
-        told = f"{own['value']} is not a count" if own else str(error)
+        problem = f"{own['value']} is not a count" if own else str(error)
         raise ValueError(
-            f"{rule.value}: {told}; write it like {'2.50' if rule in _MONEY else '60 or 100k'}"
+            f"{rule.value}: {problem}; write it like {'2.50' if rule in _MONEY else '60 or 100k'}"
         ) from None
 
 
@@ -216,7 +216,7 @@ class PriceConfig(Section):
     output: Cost = setting(0.0, "A million tokens of output.")
 
     def price(self) -> Price:
-        """Return it in full."""
+        """Return the price, with the default of `cached_input` filled in."""
         cached = self.input if self.cached_input is None else self.cached_input
         return Price(self.input, cached, self.output)
 

@@ -59,7 +59,7 @@ def _limits(value: object) -> KeyLimits:
 
 
 def _by(reader: Callable[[object], object]) -> Callable[[object], object]:
-    """Have pydantic tell what a reader finds wrong in the reader's own words."""
+    """Return a validator that reports what a reader finds wrong in the reader's own words."""
 
     def read(value: object) -> object:
         try:

@@ -1,6 +1,6 @@
 """What the command line of a launched server says of its model and adapters. Pure.
 
-Source: vLLM 0.32, entrypoints/cli/serve.py (the model's word wins over `--model`) and
+Source: vLLM 0.32, entrypoints/cli/serve.py (the positional model wins over `--model`) and
 entrypoints/openai/cli_args.py, `LoRAParserAction` (`name=path`, or JSON with `name`).
 """
 
@@ -20,7 +20,7 @@ _LORA_MODULES: Final = "lora-modules"
 
 
 def model_of(launch: LaunchConfig) -> str | None:
-    """Return the model that a server is told to serve: a name on a hub or a folder. None: not said."""
+    """Return the model that a command line names: a name on a hub or a folder. None: it names none."""
     words = [*launch.command, "--"]
     first = words[words.index("serve") + 1] if "serve" in launch.command else "--"
     if not is_flag(first):
@@ -53,7 +53,7 @@ class AdapterLimits:
 
 
 def adapter_limits(backend: BackendConfig) -> AdapterLimits:
-    """Return what a backend's settings say: its own, else its command line with vLLM's defaults.
+    """Return which adapters a backend accepts: by its own settings, else its command line and vLLM's defaults.
 
     Source: vLLM 0.32, config/lora.py: rank 16, one adapter at a time, as many kept as used at a time.
     """

@@ -49,10 +49,10 @@ class LimitsConfig(Section):
         " address that connects which counts: behind a proxy it bounds all clients together, and the"
         " proxy should bound each. UNIX sockets have no address.",
     )
-    failed_keys: Annotated[int, Field(ge=1)] = setting(
+    failed_keys: Count = setting(
         60,
-        "Requests a minute without a valid key of one client address that are told why; the others"
-        " get 429. Requests with a valid key never count. Of the admin token likewise.",
+        "Requests without a valid key that one client address gets a 401 for in a minute; further ones get"
+        " 429. Requests with a valid key never count. The same holds for the admin token.",
     )
     max_reply: Size = setting(
         "64MiB",
@@ -67,7 +67,7 @@ class LimitsConfig(Section):
 
     @property
     def buffer_bytes(self) -> int:
-        """What each buffer of a stream may hold.
+        """Bytes that each buffer of a stream may hold.
 
         A stalled one holds its write buffer, one read (twice the receive buffer), and copies of both.
         """

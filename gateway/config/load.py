@@ -1,7 +1,7 @@
-"""Settings from a file: read, fill in the environment, validate, and say everything that is wrong.
+"""Load settings from a file: read it, fill in the environment, validate, and report everything that is wrong.
 
-A value that is wrong does not hide the others: it is taken out and the rest is looked at again, so
-that one run reports all there is.
+A wrong value does not hide the others: it is removed and the rest is validated again, so that one run
+reports everything.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from gateway.config.units import SHOWN_CHARS, format_size
 from gateway.core.errors import ConfigError
 
 _STAND_IN: Final = {"pools-are-wrong": {"backends": ["http://pools-are-wrong"]}}
-_SECRET_CHARS: Final = 4  # fewer are no secret, and a part of other words
+_SECRET_CHARS: Final = 4  # shorter texts are no secrets, and occur within other words
 _NO_FILE: Final = (
     "give its path with -c, or have one written: `vllm-gateway init --from http://HOST:8000`"
 )
 _MOST_BYTES: Final = 16 * 1024**2  # more is a log or a model, whose reading would fill the memory
-_ROUNDS: Final = 20  # of taking out wrong values; each one takes out at least one
+_ROUNDS: Final = 20  # of removing wrong values; each removes at least one
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Loaded:
         return f"line {found.place.line}{reference}"
 
     def referring(self) -> set[KeyPath]:
-        """Return the settings that a reference stands for, or a part of them, and what those are parts of."""
+        """Return the settings whose text has a reference, and the sections that they are in."""
         places = [place for place, each in self.origin.items() if each.reference]
         return {place[:end] for place in places for end in range(1, len(place) + 1)}
 
@@ -106,12 +106,12 @@ def check_file(path: Path, env: Mapping[str, str] = os.environ) -> Checked:
         with path.open("rb") as opened:
             raw = opened.read(_MOST_BYTES + 1)
     except OSError as error:
-        told = f"cannot read the file: {error.strerror or error}"
+        message = f"cannot read the file: {error.strerror or error}"
         hint = _NO_FILE if isinstance(error, FileNotFoundError) else ""
-        return _unusable(path, "unreadable-file", told, hint)
+        return _unusable(path, "unreadable-file", message, hint)
     if len(raw) > _MOST_BYTES:
-        told = f"the file is larger than {format_size(_MOST_BYTES)}, so it is no settings file"
-        return _unusable(path, "unreadable-file", told)
+        message = f"the file is larger than {format_size(_MOST_BYTES)}, so it is no settings file"
+        return _unusable(path, "unreadable-file", message)
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -153,7 +153,7 @@ def check_text(
 
 
 def text_hash(raw: bytes) -> str:
-    """Return what tells the text of a file from any other one."""
+    """Return a hash of the text of a file."""
     return hashlib.sha256(raw.removeprefix(BOM_UTF8)).hexdigest()
 
 
@@ -186,46 +186,47 @@ def _validate(document: Document, folder: Path) -> tuple[Config | None, set[KeyP
         try:
             return Config.model_validate(values, context={"folder": folder}), wrong
         except ValidationError as error:
-            problems = _news([explain(e) for e in error.errors(include_url=False)])
+            problems = _causes([explain(e) for e in error.errors(include_url=False)])
         for problem in problems:
-            # What follows from a value that is wrong anyhow is no news.
+            # What only follows from a value that is wrong is not reported.
             if not any(_touches(_about(problem), known) for known in wrong):
                 _report(document, problem)
-        taken: list[KeyPath] = []
+        removed: list[KeyPath] = []
         for problem in problems:
             if problem.code != "unknown-key":
                 wrong.add(problem.path)
-            if any(problem.path[: len(path)] == path for path in taken):
+            if any(problem.path[: len(path)] == path for path in removed):
                 continue
             if problem.path == ("pools",) and "pools" not in values:
                 values["pools"] = _STAND_IN  # so that the rest can be looked at
             elif (path := _take_out(values, problem.path)) is None:
                 return None, wrong
             else:
-                taken.append(path)
+                removed.append(path)
     return None, wrong
 
 
-def _news(problems: list[Remark]) -> list[Remark]:
-    """Leave out that a list is too short when its entries are what is wrong."""
+def _causes(problems: list[Remark]) -> list[Remark]:
+    """Leave out that a list is too short where its entries are what is wrong."""
     inner = {problem.path[:length] for problem in problems for length in range(len(problem.path))}
     return [p for p in problems if not (p.code == "out-of-range" and p.path in inner)]
 
 
 def _about(problem: Remark) -> KeyPath:
-    """Return what a problem is about: without its `launch`, which is wrong, a backend lacks a `url`."""
+    """Return the setting that a problem is about: a missing `url` may only mean that the `launch` is wrong."""
     return problem.path[:-1] if problem.path[-1:] == ("url",) else problem.path
 
 
 def _touches(path: KeyPath, known: KeyPath) -> bool:
+    """Whether one is the other, or a part of it."""
     shorter = min(len(path), len(known))
     return path[:shorter] == known[:shorter]
 
 
 def _take_out(values: Any, path: KeyPath) -> KeyPath | None:
-    """Remove the value at `path`, or the innermost mapping entry around it, and return where that was.
+    """Remove the value at `path`, or the innermost mapping entry around it; return the path of what was removed.
 
-    None: there is none, at the root.
+    None: nothing could be removed.
     """
     holder, key, here, removed = None, "", values, 0
     for length, part in enumerate(path, 1):
@@ -271,9 +272,9 @@ def _without_filled(document: Document, remark: Remark) -> str:
     for path, filled in document.filled.items():
         if not _touches(path, remark.path):
             continue
-        for told in (filled.strip(), filled.strip()[:SHOWN_CHARS]):
-            if len(told) >= _SECRET_CHARS:
-                message = message.replace(told, document.references[path])
+        for shown in (filled.strip(), filled.strip()[:SHOWN_CHARS]):
+            if len(shown) >= _SECRET_CHARS:
+                message = message.replace(shown, document.references[path])
     return name + message
 
 

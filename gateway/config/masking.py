@@ -45,13 +45,13 @@ _SIGN_OR_REFERENCE: Final = re.compile(
     r"[\"' ]|--[a-z-]+(?=[=\"']|$)|\$\{(?:[A-Za-z_][A-Za-z0-9_]*|file:[^{}]*)(?:(?=\})|:-(?=[^{}]*\}))|\}"
 )
 _USER: Final = re.compile(r"(?<![^\"'])(?!https?://).*(?=@)|(?<=://).*(?=@)")
-# Behind an address, or a variable; and what stands where a port should.
+# What follows an address or a variable, and what stands in the place of a port.
 _BEHIND: Final = re.compile(
     r"(?:(?<=[?#=}])|(?<=:-)|(?<=\$\{)(?![^{}]*\})|(?<=:)(?!//|[0-9a-fA-F:.]*\]|[0-9]{1,5}(?:/|[\"']?$))).+?(?=[\"']?$)"
 )
 _COMMENT: Final = re.compile(r"(?:^|\s)#.*")
 _NAMES: Final = sorted({name for each in _sections(Config) for name in each.model_fields})
-# Where the text is no YAML, only names of settings and what structures it are certain to be no values.
+# In a text that is no YAML, only the names of settings and the characters of its structure are certainly no values.
 _NAME_OR_SIGN: Final = re.compile(
     rf"\b(?:{'|'.join(_NAMES)})(?=[\"']?\s*:(?:\s|$))|[\s{{}}\[\],:#\"'&*|>-]"
 )
@@ -76,23 +76,23 @@ def masked(lines: Sequence[str], values: Iterable[Span], names: Iterable[Span]) 
     shown = [masked_raw(line) for line in lines]
     ends = [0] * len(lines)  # of the last name or value in each line
 
-    def show(span: Span, tell: Callable[[str], str]) -> None:
+    def show(span: Span, mask: Callable[[str], str]) -> None:
         places = []
         for number in range(span.line, min(span.end_line + 1, len(lines))):
             start = span.column if number == span.line else 0
             end = span.end_column if number == span.end_line else len(lines[number])
             places.append((number, start, end))
-        # All of it at once: what shows that there is a password may stand in the line below it.
-        told = tell(" ".join(lines[number][start:end] for number, start, end in places))
+        # The whole value at once: the @ behind a password may stand in a later line.
+        text = mask(" ".join(lines[number][start:end] for number, start, end in places))
         for number, start, end in places:
-            part, told = told[: end - start], told[end - start + 1 :]
+            part, text = text[: end - start], text[end - start + 1 :]
             shown[number] = shown[number][:start] + part + shown[number][end:]
             ends[number] = max(ends[number], end)
 
     for name in names:
         show(name, str)
     for value in values:
-        show(value, _telling(value.path))
+        show(value, _mask_of(value.path))
     return [_without_comment(line, end) for line, end in zip(shown, ends, strict=True)]
 
 
@@ -103,11 +103,11 @@ def masked_raw(line: str) -> str:
 
 def may_show(path: KeyPath) -> bool:
     """Whether the value at a path of the file may be shown: its setting is known, and no secret."""
-    return _telling(path) is not _hidden
+    return _mask_of(path) is not _hidden
 
 
-def _telling(path: KeyPath) -> Callable[[str], str]:
-    """Return how the value at a path of the file is shown."""
+def _mask_of(path: KeyPath) -> Callable[[str], str]:
+    """Return what hides the secrets in the value at a path of the file."""
     if _COMMAND in path[:-1]:  # any of its words may be a secret
         return _hidden
     annotation: Any = Config
@@ -157,7 +157,7 @@ def _without_comment(line: str, end: int) -> str:
 
 
 def _inside(annotation: Any, part: str | int) -> Any:
-    """Return what the settings have at a name or an index of something; None: nothing is known of it."""
+    """Return the annotation of a part, by its name or index; None: the settings have no such part."""
     for kind in _kinds(annotation):
         if _is_section(kind):
             field = kind.model_fields.get(str(part))
@@ -172,7 +172,7 @@ def _inside(annotation: Any, part: str | int) -> Any:
 
 
 def _is_text(annotation: Any) -> bool:
-    """Whether one text stands for all of it, and is no secret."""
+    """Whether a setting can be written as one text, and is no secret."""
     if any(isinstance(mark, OrText) for mark in get_args(annotation)):  # `- http://...`
         return True
     return not any(

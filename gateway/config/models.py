@@ -298,5 +298,5 @@ class Config(Section):
     shutdown: ShutdownConfig = setting({}, "How the gateway shuts down.")
 
 
-# Other packages know these by this module too.
+# Other packages import these from here, too.
 __all__ = ["Admission", "HealthConfig", "PrefixCache", "QueueConfig"]

@@ -1,6 +1,6 @@
-"""What is wrong with a text that is no YAML, in plain words and without its values. Pure.
+"""Explain what is wrong with a text that is no YAML, without quoting its values. Pure.
 
-The parser tells the state that it was in and quotes the file; an operator wants to know what to change.
+The parser names its own state and quotes the file; an operator wants to know what to change.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def not_yaml(error: YAMLError | ValueError | RecursionError, text: str) -> NotYa
         return NotYaml("this is not YAML")
     problem, opened = error.problem or "", error.context_mark
     place = _place(error.problem_mark or opened)
-    for pattern, tell in _KNOWN:
-        if (found := re.search(pattern, problem)) and (told := tell(found, opened, place)):
-            return told
+    for pattern, explain in _KNOWN:
+        if (found := re.search(pattern, problem)) and (known := explain(found, opened, place)):
+            return known
     words = re.sub(r"'[^']*'", "something else", problem) or "it cannot be read"
     return NotYaml(f"this is not YAML: {words}", "", place)
 
@@ -51,16 +51,16 @@ def _place(mark: StringMark | None) -> Place:
     return Place(mark.line + 1, mark.column + 1) if mark is not None else Place()
 
 
-_Told = Callable[[re.Match[str], StringMark | None, Place], NotYaml | None]
+_Explain = Callable[[re.Match[str], StringMark | None, Place], NotYaml | None]
 
 
-def _says(message: str, hint: str = "") -> _Told:
-    """Say this, where the parser stopped."""
+def _says(message: str, hint: str = "") -> _Explain:
+    """Return what says this, at the place where the parser stopped."""
     return lambda found, opened, place: NotYaml(message.format(*found.groups()), hint, place)
 
 
-def _opens(what: str, closes: str) -> _Told:
-    """Say what opens and is never closed, where it opens."""
+def _opens(what: str, closes: str) -> _Explain:
+    """Return what names the sign that is never closed, at the place where it opens."""
     return lambda found, opened, place: NotYaml(
         f"the {what} that opens here is not closed",
         f"add the missing {closes}; the parser stopped in line {place.line}",
@@ -69,14 +69,14 @@ def _opens(what: str, closes: str) -> _Told:
 
 
 def _within(found: re.Match[str], opened: StringMark | None, place: Place) -> NotYaml | None:
-    """Say that a value has a sign in it; None where a bracket of an earlier line may be meant, which is not closed."""
+    """Say that a value has a sign in it; None where a bracket of an earlier line may be the one that is not closed."""
     if _place(opened).line != place.line:
         return None
     return NotYaml(f"there is a `{found[1]}` within a value here", _QUOTES, place)
 
 
 _QUOTES: Final = "put the value in quotes"
-_KNOWN: Final[tuple[tuple[str, _Told], ...]] = (
+_KNOWN: Final[tuple[tuple[str, _Explain], ...]] = (
     (
         r"character '\\t' that",
         _says("a tab indents this line; YAML takes spaces only", "replace the tab with spaces"),

@@ -122,7 +122,7 @@ def overrides_of(section: ParametersConfig) -> Overrides:
     )
 
 
-_MADE_MOST: Final = 10_000
+_MOST_MADE: Final = 10_000
 
 
 class Policies:
@@ -151,8 +151,8 @@ class Policies:
         """Return the policy for requests by a key with these overrides: to a pool, or to any (None)."""
         policy = self._made.get((pool, key))
         if policy is None:
-            if len(self._made) >= _MADE_MOST:
-                self._made.clear()  # keys come and go with the keys file
+            if len(self._made) >= _MOST_MADE:  # many are of keys that are gone
+                self._made.clear()
             layers = self._layers[pool]
             if key is not None:
                 layers = [*layers, ("the key's parameters", key)]

@@ -1,4 +1,4 @@
-"""Where launched backends go: GPUs and their memory, addresses, targets, and remedies that fit. Pure.
+"""Check where launched backends go: GPUs and their memory, addresses, targets, and remedies that fit. Pure.
 
 Checks of meaning like those of `config.check`, for `launch`, `restart` and `remedies`. What vLLM
 itself decides at its start (does the model fit?) is for the fit planner.
@@ -19,11 +19,11 @@ from gateway.config.models import BackendConfig, Config, PoolConfig
 from gateway.config.supervision import LaunchConfig, Remedy, RestartConfig
 from gateway.config.units import Listen
 
-# Above this, what CUDA itself holds for each process leaves the last engine too little.
-MOST_UTILIZATION: Final = 0.97
+# Above this sum of shares, what CUDA itself holds for each process leaves the last engine too little.
+_MOST_SHARED: Final = 0.97
 _HOST: Final = "127.0.0.1"
 _ANY_HOST: Final = frozenset({"0.0.0.0", "::", "localhost", _HOST})
-# One process then holds one rank, or the sizes are those of several machines.
+# With one of these, a process holds one rank only, or the sizes are those of several machines.
 _SPREAD: Final = (
     "data-parallel-external-lb",
     "data-parallel-hybrid-lb",
@@ -128,15 +128,15 @@ def gpus_taken(flags: Mapping[str, JsonValue]) -> tuple[int, str] | None:
 
 
 def _memory(launched: list[_Launched]) -> Iterator[Remark]:
-    """Judge each GPU by those that share it; each group of backends is told of once."""
-    told: set[tuple[str, ...]] = set()
+    """Judge each GPU by the backends that share it; report each group of backends once."""
+    reported: set[tuple[str, ...]] = set()
     for gpu in sorted({gpu for each in launched for gpu in each.launch.gpus}):
         sharing = [each for each in launched if gpu in each.launch.gpus]
         ids = tuple(each.id for each in sharing)
-        if len(sharing) > 1 and ids not in told:
+        if len(sharing) > 1 and ids not in reported:
             remark = _crowded(gpu, sharing)
             if remark is not None:
-                told.add(ids)
+                reported.add(ids)
                 yield remark
 
 
@@ -148,12 +148,12 @@ def _crowded(gpu: int, sharing: list[_Launched]) -> Remark | None:
     if len(known) < len(shares):
         return None  # vLLM will say what is wrong with that number
     total = sum(known)
-    if total < DEFAULT_UTILIZATION or (total <= MOST_UTILIZATION and not fixed):
+    if total < DEFAULT_UTILIZATION or (total <= _MOST_SHARED and not fixed):
         return None
     parts = ", ".join(f"{name} {share:g}" for name, share in shares.items())
     path = (*sharing[-1].path, "gpus")
-    hint = f"set gpu-memory-utilization so that the shares add up to less than {MOST_UTILIZATION:g}"
-    if fixed and total <= MOST_UTILIZATION:
+    hint = f"set gpu-memory-utilization so that the shares add up to less than {_MOST_SHARED:g}"
+    if fixed and total <= _MOST_SHARED:
         besides = ", ".join(each.id for each in fixed)
         message = f"GPU {gpu}: {parts} of its memory leaves too little for {besides}"
         return Remark(path, "gpu-memory", message, hint, Severity.WARNING)
@@ -276,7 +276,7 @@ def _fp8(each: _Launched) -> bool:
     return str(each.flags.get("kv-cache-dtype", "")).startswith("fp8")
 
 
-# A remedy that would change nothing of this backend, and why.
+# When a remedy would change nothing of a backend, and why.
 _DONE: Final[Mapping[Remedy, tuple[Callable[[_Launched], bool], str]]] = {
     Remedy.ENFORCE_EAGER: (
         lambda each: each.flags.get("enforce-eager") is True,

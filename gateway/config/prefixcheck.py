@@ -43,8 +43,8 @@ def _precise(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
 
 def _launched(path: KeyPath, backend: BackendConfig) -> Iterator[Remark]:
     assert backend.launch is not None
-    told = flag_of(backend.launch)
-    if told is None or told[0].get("enable_kv_cache_events") is not True:
+    found = flag_of(backend.launch)
+    if found is None or found[0].get("enable_kv_cache_events") is not True:
         yield Remark(
             path,
             "no-kv-events",
@@ -54,7 +54,7 @@ def _launched(path: KeyPath, backend: BackendConfig) -> Iterator[Remark]:
             Severity.WARNING,
         )
         return
-    endpoint = str(told[0].get("endpoint", "tcp://*"))
+    endpoint = str(found[0].get("endpoint", "tcp://*"))
     if endpoint.startswith("tcp://") and "*" not in endpoint and "::" not in endpoint:
         yield Remark(
             path,

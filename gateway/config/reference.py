@@ -50,13 +50,15 @@ class _Pages:
 
     known: Mapping[str, Schema]  # the sections by name
     ahead: list[tuple[str, Schema]] = field(default_factory=list)  # path and section
-    seen: dict[str, str] = field(default_factory=dict)  # name of a section -> the path that is told
+    seen: dict[str, str] = field(
+        default_factory=dict
+    )  # name of a section -> the path that describes it
 
     def section(self, path: str, schema: Schema) -> Iterator[str]:
         yield f"## {path or 'At the top of the file'}"
         yield ""
-        if path and (told := " ".join(schema.get("description", "").split())):
-            yield told
+        if path and (about := " ".join(schema.get("description", "").split())):
+            yield about
             yield ""
         yield "| setting | value | default | meaning |"
         yield "|---|---|---|---|"
@@ -71,12 +73,14 @@ class _Pages:
         yield ""
 
     def _value(self, path: str, schema: Schema) -> str:
-        """Say what may be written."""
+        """Return what may be written, in words."""
         if "$ref" in schema:
             return self._referred(path, schema["$ref"].rpartition("/")[2])
         if "anyOf" in schema:
-            told = dict.fromkeys(self._value(path, each) for each in schema["anyOf"])
-            return " or ".join(sorted(filter(None, told), key=lambda each: each.startswith("list")))
+            kinds = dict.fromkeys(self._value(path, each) for each in schema["anyOf"])
+            return " or ".join(
+                sorted(filter(None, kinds), key=lambda each: each.startswith("list"))
+            )
         if "const" in schema:
             return _code(schema["const"])
         if "enum" in schema:
@@ -98,8 +102,8 @@ class _Pages:
         inner = schema.get("additionalProperties")
         if isinstance(patterns := schema.get("patternProperties"), dict):
             (inner,) = patterns.values()
-        told = self._value(f"{path}.{_NAME}", inner) if isinstance(inner, dict) else "values"
-        return f"names, each with {told}"
+        kind = self._value(f"{path}.{_NAME}", inner) if isinstance(inner, dict) else "values"
+        return f"names, each with {kind}"
 
     def _referred(self, path: str, name: str) -> str:
         section = self.known[name]
@@ -113,8 +117,8 @@ class _Pages:
     def _summary(self, schema: Schema) -> str:
         if "$ref" not in schema:
             return ""
-        told: str = self.known[schema["$ref"].rpartition("/")[2]].get("description", "")
-        return told.partition("\n\n")[0]
+        about: str = self.known[schema["$ref"].rpartition("/")[2]].get("description", "")
+        return about.partition("\n\n")[0]
 
 
 def _plain(schema: Schema) -> str:

@@ -52,7 +52,9 @@ def diff(old: Config, new: Config, *, started: Config | None = None) -> tuple[st
     with and still has of those settings; from `old` when it is not given.
     """
     since_start = dict(_changes(started or old, new, skip={"pools"}))
-    if (started or old).keys is None and new.keys is not None:  # of which none was read at start
+    if (
+        started or old
+    ).keys is None and new.keys is not None:  # the process read no settings of keys
         since_start |= dict(_changes(KeysConfig(), new.keys, prefix="keys."))
     restart = {name: change for name, change in since_start.items() if _needs_restart(name)}
     settings = dict(_changes(old, new, skip={"pools"}))
@@ -161,8 +163,8 @@ def opened(loaded: Loaded, before: Config, started: Config, file: Path) -> list[
     The listeners of a file may be for this machine only, and need no key or token, while those of the process,
     which began with `started`, are not. `before` is in force.
     """
-    said = check_listeners(loaded.config), check_listeners(_where_it_listens(before, started))
-    known = {each.code for found in said for each in found}
+    reported = check_listeners(loaded.config), check_listeners(_where_it_listens(before, started))
+    known = {each.code for remarks in reported for each in remarks}
     return [
         placed(replace(each, severity=Severity.ERROR, hint=_NOT_BY_A_RELOAD), loaded, file)
         for each in check_listeners(_where_it_listens(loaded.config, started))

@@ -1,4 +1,4 @@
-"""Paths of UNIX sockets: what a system takes, told before anything tries to use one."""
+"""Check the paths of UNIX sockets, before anything tries to use one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_socket(path: Path) -> Path:
 
 
 def check_socket_text(value: object) -> object:
-    """Refuse what is a URL or nothing where a path is meant."""
+    """Refuse an empty text, or a URL, in the place of a path."""
     if isinstance(value, str) and not value.strip():
         raise PydanticCustomError("bad_socket", "the socket path is empty")
     if isinstance(value, str) and value.strip().startswith(PREFIX):

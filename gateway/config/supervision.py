@@ -123,7 +123,7 @@ class LaunchConfig(Section):
 
     @property
     def started_with(self) -> dict[str, object]:
-        """What a running server was started with; the rest is about its end.
+        """The settings that a running server was started with; the others are about its end.
 
         Settings at their defaults are left out, so that a new setting changes no server.
         """

@@ -25,7 +25,7 @@ def check_traffic(config: Config) -> Iterator[Remark]:
 
 
 def _engines(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
-    """Settings that only vLLM can honour are not used with another server."""
+    """Yield the settings that only vLLM can honour, of a pool with another server."""
     plain = [
         place
         for place, backend in enumerate(pool.backends)
@@ -66,7 +66,7 @@ def _engines(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
 
 
 def _shares(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
-    """Some backend has a weight, and some has the labels that `prefer` names."""
+    """Yield weights that are all 0, and labels of `prefer` that no backend has."""
     if all(backend.weight == 0 for backend in pool.backends):
         yield Remark(
             (*path, "backends", 0, "weight"),
@@ -88,7 +88,7 @@ def _shares(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
 
 
 def _canary(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
-    """The canary's revision has backends, and so has another revision."""
+    """Yield what keeps a canary from being compared with another revision."""
     canary = pool.canary
     if canary is None:
         return
@@ -128,12 +128,12 @@ def _canary(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
 
 
 def _fallback(path: KeyPath, name: str, pool: PoolConfig, config: Config) -> Iterator[Remark]:
-    """Pools that answer in place of this one."""
+    """Yield what is wrong with the pools that answer in place of this one."""
     fallback = pool.fallback
     for cause in Cause:
         for other in fallback.of(cause):
             here: KeyPath = (*path, cause.value)
-            yield from _led(here, name, other, config, "fallback")
+            yield from _destination(here, name, other, config, "fallback")
             mine, its = pool.max_context, getattr(config.pools.get(other), "max_context", None)
             if cause is Cause.CONTEXT and mine is not None and its is not None and its <= mine:
                 yield Remark(
@@ -155,12 +155,12 @@ def _fallback(path: KeyPath, name: str, pool: PoolConfig, config: Config) -> Ite
 
 
 def _shadow(path: KeyPath, name: str, pool: PoolConfig, config: Config) -> Iterator[Remark]:
-    """A pool that gets copies of this one's requests."""
+    """Yield what is wrong with the pool that gets copies of this one's requests."""
     if pool.shadow is not None:
-        yield from _led((*path, "to"), name, pool.shadow.to, config, "shadow")
+        yield from _destination((*path, "to"), name, pool.shadow.to, config, "shadow")
 
 
-def _led(path: KeyPath, name: str, to: str, config: Config, kind: str) -> Iterator[Remark]:
+def _destination(path: KeyPath, name: str, to: str, config: Config, kind: str) -> Iterator[Remark]:
     """Check that requests of one pool, or their copies, may go to another; `kind` names the setting."""
     if to == name:
         yield Remark(

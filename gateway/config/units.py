@@ -45,7 +45,7 @@ MOST_S: Final = 36_500 * 86_400.0  # a time after the year 9999 cannot be writte
 _MOST_BYTES: Final = 1 << 50
 _MOST_TOKENS: Final = 1 << 50  # JSON's numbers hold it
 
-SHOWN_CHARS: Final = 80  # of a value, in what is said of it
+SHOWN_CHARS: Final = 80  # of a value, in messages about it
 _DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)")
@@ -158,8 +158,8 @@ def parse_listen(value: object) -> Listen:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif _NOT_BRACKETED.fullmatch(host):
-        told = "put the IPv6 address in {value} in brackets, like '[::1]:8080'"
-        raise _bad("bad_address", told, value)
+        brackets = "put the IPv6 address in {value} in brackets, like '[::1]:8080'"
+        raise _bad("bad_address", brackets, value)
     elif not _HOST.fullmatch(host):
         raise _bad("bad_address", hint, value)
     if not (host and port.isdecimal() and port.isascii()):
@@ -339,7 +339,7 @@ class Section(BaseModel):
 
 
 class Hides(Enum):
-    """What of a setting that is not secret as a whole may be shown to nobody."""
+    """Which parts of a setting are secret, where not all of it is."""
 
     VALUES = "values"  # of a mapping: environment variables
     ARGUMENTS = "arguments"  # of flags that take a secret
