@@ -1,7 +1,8 @@
-"""Alerts on what is counted and measured: what Prometheus asks, and what the runbook says. Pure.
+"""Alerts on metrics: what Prometheus asks, and what the runbook says. Pure.
 
-deploy/prometheus/alerts.yaml and deploy/RUNBOOKS.md are made from it and from `observe.problemalerts` (by `observe.rules`). Tests hold each name
-and label against the metrics that exist, and each rule against series that fire it and series that do not.
+`observe.rules` makes deploy/prometheus/alerts.yaml and deploy/RUNBOOKS.md from these and from
+`observe.problemalerts`. Tests hold each name and label against the metrics that exist, and each rule against
+series that fire it and series that do not.
 
 An alert waits (`lasts`) no longer than it needs to be sure. Ratios ask for a few requests, so that one
 failure at night wakes nobody.
@@ -54,7 +55,7 @@ def _share(of: str) -> str:
 SERVICE: Final = (
     Alert(
         name="GatewayUnreachable",
-        # Who scrapes it by another name, or finds no address of it, has no `up` that could be 0.
+        # A scrape whose job has another name, or that finds no address, has no `up` that could be 0.
         expr='up{job="vllm-gateway"} == 0 or absent(up{job="vllm-gateway"})',
         lasts="30s",
         severity="critical",
@@ -67,7 +68,7 @@ SERVICE: Final = (
     ),
     Alert(
         name="PoolDown",
-        # A pool without backends has no phases; the length of its queue is always told.
+        # A pool without backends has no phases, but always the length of its queue.
         expr=f'(sum by (instance, pool) (gateway_backend_phase{{phase=~"{_SERVING}"}})'
         " or sum by (instance, pool) (gateway_queue_requests) * 0) == 0",
         lasts="15s",
@@ -93,7 +94,7 @@ SERVICE: Final = (
     ),
     Alert(
         name="GatewayBug",
-        # A series is there only from its first request on, and that is no increase.
+        # A series begins with its first request, which counts as no increase.
         expr=f"sum by (instance, pool) ((increase({_BUGS}[5m]) > 0) or ({_BUGS} unless {_BUGS} offset 5m)) > 0",
         lasts="0s",
         severity="warning",
@@ -140,7 +141,7 @@ CAPACITY: Final = (
     ),
     Alert(
         name="FirstTokenLate",
-        # Fewer than 20 have no twentieth.
+        # Of fewer than 20 first tokens, none is one in 20.
         expr="histogram_quantile(0.95, sum by (instance, pool, le) (rate(gateway_ttft_seconds_bucket[5m]))) > 10"
         " and on (instance, pool) sum by (instance, pool) (increase(gateway_ttft_seconds_count[5m])) >= 20",
         lasts="5m",

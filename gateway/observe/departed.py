@@ -1,8 +1,8 @@
-"""What was counted of backends that have left: it is dropped once everybody has had the time to read it.
+"""Drop the series of backends that have left, an hour later.
 
-Pods come and go, and each has a name of its own. A scrape has to find the last value of a counter, and the
-dashboard looks back for an hour (`observe.series`): so it is kept
-for an hour, and no scrape interval is longer. One that comes back within that time goes on counting.
+Pods come and go, each with a name of its own, so their series would fill the memory. They stay for an hour: the
+next scrape has to find the last value of a counter, and the dashboard looks back that far (`observe.series`).
+A backend that comes back within the hour goes on counting.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.observe.instruments import INSTRUMENTS
 from gateway.observe.readings import BackendReading
 
 KEPT_S: Final = 3600.0
-MOST: Final = 1000  # backends that have left: of more, those that left first are dropped earlier
+MOST: Final = 1000  # backends that have left; beyond that, the series of the earliest are dropped
 LOOK_EVERY_S: Final = 60.0
 
 COUNTED_BY_BACKEND: Final = tuple(
@@ -28,7 +28,7 @@ COUNTED_BY_BACKEND: Final = tuple(
 
 
 class Departed:
-    """Since when which backends are gone. One owner."""
+    """Which backends have left, and when. One owner."""
 
     def __init__(self) -> None:
         self._since: dict[Labels, float] = {}  # by pool and name
@@ -37,7 +37,7 @@ class Departed:
     def drop(
         self, series: Sequence[dict[Labels, Any]], backends: Iterable[BackendReading], now: float
     ) -> None:
-        """Drop from series, whose labels begin with pool and backend, those of backends that left long ago."""
+        """Drop what belongs to backends that left long ago; the labels of all `series` begin with pool and backend."""
         if now - self._looked_at < LOOK_EVERY_S:
             return
         self._looked_at = now

@@ -1,7 +1,7 @@
-"""The latest requests that ended, however they ended: what `vllm-gateway explain` tells of.
+"""Keep the latest requests that ended, for `vllm-gateway explain`.
 
 A request's record is kept as it is, and put into words only when somebody asks. It holds names and
-numbers, never a prompt or a reply. About 1 KB each.
+numbers, never a prompt or a reply, in about 1 KB.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Final
 
 from gateway.core.types import Outcome, RequestRecord
 
-KEPT: Final = 4096  # that ended well
-TROUBLED_KEPT: Final = 1024  # of callers, that did not
-STRANGERS_KEPT: Final = 256  # of nobody with a valid key
+KEPT: Final = 4096  # requests that ended well
+TROUBLED_KEPT: Final = 1024  # requests of callers that did not
+STRANGERS_KEPT: Final = 256  # failed requests without a valid key
 
 _OK: Final = Outcome.OK  # looked up once: 0.15 us before Python 3.12
 
 
 class EndedRequests:
-    """Records of ended requests. Those that ended well push out no failed one, strangers no caller's."""
+    """Records of ended requests. Successes push out no failures, and strangers' failures no caller's."""
 
     def __init__(self, before_reading: Callable[[], None] = lambda: None) -> None:
-        """`before_reading` has what ended just now be told."""
+        """`before_reading` is called before each reading: it hands over the requests that ended just now."""
         self._before_reading = before_reading
         self._well: deque[RequestRecord] = deque(maxlen=KEPT)
         self._troubled: deque[RequestRecord] = deque(maxlen=TROUBLED_KEPT)
@@ -38,7 +38,7 @@ class EndedRequests:
         return iter([*self._well, *self._troubled, *self._strangers])
 
     def posted(self, settled: Sequence[RequestRecord]) -> None:
-        """Keep records that were settled; the last to be told, as what is large in them is let go."""
+        """Keep records that were settled. The last listener: it drops what is large in them."""
         for record in settled:
             sent = record.sent
             if sent is not None:

@@ -1,7 +1,7 @@
-"""A registry's text, made in small pieces.
+"""The text of a registry, made in small pieces.
 
 `prometheus_client` takes 5-8 us for a line, so a few thousand lines would hold the event loop for
-tens of milliseconds, with every stream waiting. In pieces, others get their turn in between. Each
+tens of milliseconds, with every stream waiting. Between two pieces the loop serves others. Each
 family is read at one instant; two families may be a few turns apart.
 """
 

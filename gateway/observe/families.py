@@ -29,7 +29,7 @@ class Histogram:
         self.cells: dict[Labels, list[float]] = {}
 
     def observe(self, labels: Labels, *values: float) -> None:
-        """Count values; of many at a time each costs little."""
+        """Count values; together they cost less each than one at a time."""
         if not values:
             return
         if (cell := self.cells.get(labels)) is None:
@@ -44,7 +44,7 @@ class Histogram:
         cell[-2] += len(ordered) - counted
 
     def take_in(self, waiting: dict[Labels, list[float]]) -> None:
-        """Count what came since the last time, and forget it there."""
+        """Count the values that wait, and empty `waiting`."""
         for labels, values in waiting.items():
             self.observe(labels, *values)
         waiting.clear()
@@ -79,7 +79,7 @@ class Sums:
 def grown(
     before: Mapping[Labels, float], after: Mapping[Labels, float]
 ) -> Iterator[tuple[Labels, float]]:
-    """Yield what of a counter came since, by labels; what is less was dropped (`departed`), and counted anew."""
+    """Yield by how much a counter grew, by labels. One that shrank was dropped (`departed`) and began again at 0."""
     for labels, value in after.items():
         was = before.get(labels, 0)
         if more := value - was if value >= was else value:
@@ -89,7 +89,7 @@ def grown(
 def moved(
     before: Mapping[Labels, Sequence[float]], after: Mapping[Labels, Sequence[float]]
 ) -> Iterator[tuple[Labels, list[float]]]:
-    """Yield the same of a histogram: counts by bucket, the last two numbers are `+Inf` and the sum."""
+    """Yield by how much a histogram grew: counts by bucket; the last two numbers are `+Inf` and the sum."""
     for labels, cell in after.items():
         was = before.get(labels, ())
         if cell != was:

@@ -1,8 +1,8 @@
-"""What the workers of one gateway counted, in the one that serves operators.
+"""Gather what the workers of one gateway counted, in the worker that serves operators.
 
-Each of the others tells all that it counted since it began. What came since it last told is added here, as if
-it had been counted here: so sums only grow when a worker dies, and what it counted in its last second is lost.
-Of a worker that is older than this process, all that it first tells was counted before this one began.
+Each other worker reports all that it counted since it began. The growth since its last report is added here, as if
+it had been counted here. So no sum shrinks when a worker dies; what it counted in its last second is lost.
+The first report of a worker that is older than this process adds nothing: that was counted before this one began.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SEEN_BY_ALL: Final = frozenset(
         table.EVENTS_GARBLED,
     )
 )
-# Gauges of which each worker has its part. All others are those of the worker that is asked.
+# Gauges that are the sum of all workers. Any other is that of the worker that is asked.
 _PARTS: Final = frozenset(
     each.name
     for each in (
@@ -47,12 +47,12 @@ COUNTED: Final = frozenset(
     for each in INSTRUMENTS
     if each.kind is not Kind.GAUGE and each.name not in _SEEN_BY_ALL
 )
-TOLD: Final = COUNTED | _PARTS
+_REPORTED: Final = COUNTED | _PARTS
 _CELLS: Final = {  # numbers in a cell of each histogram: its buckets, `+Inf` and the sum
     each.name: len(each.buckets) + 2 for each in INSTRUMENTS if each.kind is Kind.HISTOGRAM
 }
 
-_LIVES_KEPT: Final = 256  # one that is slow to answer is not another one
+_LIVES_KEPT: Final = 256  # processes: one that misses a few reports is not taken for a new one
 
 Values = dict[str, dict[Labels, float]]
 Cells = dict[str, dict[Labels, list[float]]]
@@ -68,7 +68,7 @@ class Counted(msgspec.Struct):
 
 
 class Gathered:
-    """What others told. One owner. `life` and `began` are of this process."""
+    """The reports of other workers. One owner. `life` and `began` are those of this process."""
 
     def __init__(self, life: str, began: float) -> None:
         self.life, self.began = life, began
@@ -79,23 +79,23 @@ class Gathered:
         self, values: Mapping[str, Mapping[Labels, float]], cells: Mapping[str, Mapping[Labels, list[float]]]
     ) -> Any:  # fmt: skip
         """Return what this process counted, to be sent to another."""
-        told = Counted(
+        report = Counted(
             self.life,
             self.began,
-            {name: [*of.items()] for name, of in values.items() if name in TOLD and of},
-            {name: [*of.items()] for name, of in cells.items() if name in TOLD and of},
+            {name: [*of.items()] for name, of in values.items() if name in _REPORTED and of},
+            {name: [*of.items()] for name, of in cells.items() if name in _REPORTED and of},
         )
-        return msgspec.to_builtins(told)
+        return msgspec.to_builtins(report)
 
-    def hear(self, told: Iterable[Any]) -> tuple[Values, Cells]:
-        """Take in what each other worker tells that answers; returns what they counted since the last time.
+    def hear(self, reports: Iterable[Any]) -> tuple[Values, Cells]:
+        """Take in the reports of the workers that answered; return what they counted since their last ones.
 
-        What one of another version tells, in another form, is left out.
+        A report in the form of another version is left out.
         """
         values: Values = {}
         cells: Cells = {}
         self._alive = []
-        for one in told:
+        for one in reports:
             try:
                 each = msgspec.convert(one, Counted)
             except msgspec.ValidationError:
@@ -112,13 +112,13 @@ class Gathered:
         return values, cells
 
     def parts(self, name: str) -> list[tuple[Labels, float]]:
-        """Return the others' parts of a gauge, as they last told."""
+        """Return the others' parts of a gauge, as of their last reports."""
         if name not in _PARTS:
             return []
         return [part for life in self._alive for part in self._before[life].values.get(name, ())]
 
     def bodies(self, own: tuple[int, int]) -> tuple[int, int]:
-        """Return the bytes that request bodies hold, and may hold, here and elsewhere; `own`: here."""
+        """Return the bytes that request bodies hold, and may hold, in all workers; `own` are those of this one."""
         held, most = (
             sum(int(value) for _, value in self.parts(each.name))
             for each in (table.BODY_BYTES, table.BODY_BYTES_LIMIT)
@@ -127,15 +127,15 @@ class Gathered:
 
 
 def _add_up(values: Values, cells: Cells, before: Counted, after: Counted) -> None:
-    """Add what a worker counted since it told before."""
+    """Add what a worker counted between two reports."""
     for name in COUNTED & after.values.keys():
         sums = values.setdefault(name, {})
         for labels, more in grown(dict(before.values.get(name, ())), dict(after.values[name])):
             sums[labels] = sums.get(labels, 0) + more
-    for name, told in after.cells.items():
+    for name, reported in after.cells.items():
         known, every = dict(before.cells.get(name, ())), cells.setdefault(name, {})
-        # Not those of another version.
-        fitting = {labels: cell for labels, cell in told if len(cell) == _CELLS.get(name)}
+        # A worker of another version may have other buckets.
+        fitting = {labels: cell for labels, cell in reported if len(cell) == _CELLS.get(name)}
         for labels, rise in moved(known, fitting):
             every[labels] = [
                 a + b for a, b in zip_longest(every.get(labels, ()), rise, fillvalue=0)

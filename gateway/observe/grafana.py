@@ -62,7 +62,7 @@ def gauge(metric: str, *matchers: str) -> str:
 
 
 def _phase(phase: str) -> Query:
-    """Return how many backends are in a phase; of several gateways each tells of all."""
+    """Return how many backends are in a phase; each of several gateways counts all of them."""
     inner = gauge("gateway_backend_phase", f'phase="{phase}"')
     return Query(f"sum(max by (pool, backend) ({inner}))", "")
 

@@ -1,9 +1,9 @@
-"""Lines that outlive the process: a JSON object each, the newest last, in two files that take turns.
+"""Lines that outlive the process: a JSON object each, the newest last. A full file replaces the one before it.
 
     <folder>/NAME.jsonl      the newest lines
     <folder>/NAME.1.jsonl    the lines before them
 
-One writer. For what happens a few times an hour: a line is written at once, by the one who calls.
+One writer. For what happens a few times an hour: the caller writes a line at once, and waits for the disk.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Line = TypeVar("Line")
 
 @dataclass(slots=True)
 class Journal:
-    """One pair of files. What cannot be written is told in the log, once until it can be again."""
+    """One pair of files. A failure to write is logged once, and again only after a line could be written."""
 
     folder: Path
     name: str
     most_bytes: int  # of each file
-    _told: bool = False
-    _whole: bool = False  # the last line in the file
+    _logged: bool = False  # that it cannot be written
+    _whole: bool = False  # the last line in the file is known to have its end
 
     @property
     def path(self) -> Path:
@@ -44,9 +44,9 @@ class Journal:
         return self.folder / f"{self.name}.1.jsonl"
 
     def read(self, decoder: msgspec.json.Decoder[Line]) -> Iterator[Line]:
-        """Go through what is on disk, the oldest first.
+        """Go through the lines on disk, the oldest first.
 
-        The last line of a gateway that was killed is left out, and so are those of a newer version.
+        A line that a killed gateway left unfinished is left out, and so are those of a newer version.
         """
         for line in chain.from_iterable(map(_lines, (self._before, self.path))):
             try:
@@ -59,14 +59,14 @@ class Journal:
         try:
             self._write(line)
         except OSError as error:
-            if not self._told:
+            if not self._logged:
                 log.warning(
-                    "cannot write %s, so what it would tell ends with this gateway: %s",
+                    "cannot write %s, so its new lines are lost when this gateway ends: %s",
                     self.path, error.strerror, extra={"event": "journal_unwritable"},
                 )  # fmt: skip
-            self._told = True
+            self._logged = True
             return False
-        self._told = False
+        self._logged = False
         return True
 
     def _write(self, line: bytes) -> None:
@@ -74,8 +74,8 @@ class Journal:
         handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             # The gateway before may have been killed in the middle of a line, or the disk was full in it.
-            told = (b"" if self._whole else b"\n") + line + b"\n"
-            self._whole = os.write(handle, told) == len(told)
+            data = (b"" if self._whole else b"\n") + line + b"\n"
+            self._whole = os.write(handle, data) == len(data)
             if not self._whole:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             full = os.fstat(handle).st_size >= self.most_bytes

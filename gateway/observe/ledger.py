@@ -1,4 +1,4 @@
-"""Settles each request exactly once: its metrics and its access line. Tells transitions too."""
+"""Settle each request exactly once: its metrics and its access line. Count and log transitions and events, too."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BAD_NEWS: Final = frozenset(
     }
 )
 
-# Settled requests are counted and written by the dozen: code that runs again and again is in the
+# Settled requests are counted and written in batches: code that runs again and again is in the
 # processor's caches, which halves its cost. A batch takes about 0.1 ms.
 _BATCH: Final = 32
 _POST_EVERY_S: Final = 0.5
@@ -38,9 +38,9 @@ _POST_EVERY_S: Final = 0.5
 class Ledger:
     """Where what happened becomes numbers and lines. Synchronous, so a `finally` may call it.
 
-    What was settled is posted within half a second, and before anybody reads the metrics; listeners
-    in `on_posted` are told then, those in `on_failed` of each attempt that fails by a backend's fault, at
-    once. They must not raise.
+    Settled requests are posted within half a second, and before anybody reads the metrics: then `on_posted` is
+    called. `on_failed` is called at once, for each attempt that fails by its backend's fault. Listeners must not
+    raise.
     """
 
     def __init__(self, metrics: Metrics, access_log: AccessLog, clock: Clock) -> None:

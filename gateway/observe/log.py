@@ -1,7 +1,7 @@
-"""What the gateway writes: one access line per request, and event lines.
+"""What the gateway logs: one access line per request, and event lines.
 
 Both are JSON, a line each, on standard output; event lines are text for a human where that is a
-terminal. Both begin with `ts`, `level` and `event`; what is of one request has its `id`, what is of a client its
+terminal. Both begin with `ts`, `level` and `event`. A line about one request has its `id`, a line about a client its
 address as `client`. An access line is the event `request`. It has exactly the fields of `AccessLine`: no prompt,
 body, header, URL, key. Any other line has a stable `event` name, a sentence, and fields that the code chose.
 """
@@ -118,7 +118,7 @@ class AccessLog:
         outcome, name = record.outcome, None
         if backend is not None:
             of, _, name = backend.rpartition("/")
-            name = name if of == pool else None  # else of the pool that could not take it
+            name = name if of == pool else None  # a backend of the pool that could not take it
         return AccessLine(
             self._time(ended_at + ahead_s),
             "INFO" if outcome is _OK else _LEVELS.get(outcome, "INFO"),
@@ -179,7 +179,7 @@ class OutletHandler(logging.Handler):
         self._outlet = outlet
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one event; a line that cannot be formatted is told without its arguments."""
+        """Write one event; a line that cannot be formatted is written without its arguments."""
         try:
             line = self.format(record)
         except (TypeError, ValueError, KeyError):  # a wrong log call must not break its caller
@@ -190,7 +190,7 @@ class OutletHandler(logging.Handler):
         self._outlet.wake()
 
     def flush(self) -> None:
-        """Wait shortly until everything is written: logging does this when the process ends."""
+        """Wait a second at most until everything is written: logging does this when the process ends."""
         self._outlet.flush(1.0)
 
 
@@ -261,7 +261,7 @@ def set_up_logging(config: LogConfig, fd: int = 1) -> Outlet:
     root.handlers[:] = [handler]
     root.setLevel(config.level.value.upper())
     for chatty in ("httpx2", "httpcore2", "asyncio", "uvicorn.access", "uvicorn.error"):
-        # Each probe would be a line, with the backend's address in it; uvicorn tells its start twice.
+        # Each probe would be a line, with the backend's address in it; uvicorn logs its start twice.
         logging.getLogger(chatty).setLevel(max(root.level, logging.WARNING))
     sys.stdout.flush()  # what was printed before comes first
     return outlet

@@ -37,7 +37,7 @@ from gateway.observe.waits import failed_elsewhere, resumes_of, waits_of
 
 # Beyond this many (pool, model) pairs new ones share one series: adapters may come and go for ever.
 MAX_NAMES: Final = 1000
-_SUMMED: Final = 1000  # requests that are alike and summed up at a time, which takes 0.2 ms
+_SUMMED: Final = 1000  # requests that are alike and summed up at once, which takes 0.2 ms
 _CODES: Final = {0: "none", 499: "499"} | {each.value: str(each.value) for each in HTTPStatus}
 
 
@@ -122,7 +122,7 @@ class Metrics(Collector):
                 self._sum_up()
 
     def _count_rare(self, record: RequestRecord, sums: Sums) -> None:
-        """Count what an ordinary request has not."""
+        """Count what ordinary requests do not have."""
         pool, outcome = sums.names[0], record.outcome
         if outcome is Outcome.SHED:
             reason = record.shed_reason or ShedReason.ENGINE
@@ -244,7 +244,7 @@ class Metrics(Collector):
         self._lag.observe((), late_s)
 
     def configured(self, config_hash: str) -> None:
-        """Tell which configuration is in force from now on."""
+        """Show which configuration is in force from now on."""
         info = self._values[table.CONFIG_INFO.name]
         info.clear()
         info[(config_hash,)] = 1
@@ -252,7 +252,7 @@ class Metrics(Collector):
 
     @property
     def config_hash(self) -> str | None:
-        """Which configuration is in force, as last told."""
+        """The hash that was last passed to `configured`."""
         return next((labels[0] for labels in self._values[table.CONFIG_INFO.name]), None)
 
     def reloaded(self, *, ok: bool) -> None:
@@ -273,12 +273,12 @@ class Metrics(Collector):
         return totals
 
     def counted(self) -> tuple[Mapping[str, Mapping[Labels, float]], Mapping[str, Histogram]]:
-        """Return the values as of now, and the histograms, by the instrument's name; copy what is kept."""
+        """Return the live values, brought up to now, and the histograms, by the instrument's name."""
         self._catch_up()
         return self._values, self._histograms
 
     def _catch_up(self) -> None:
-        """Count what ended until now, and drop what was counted of backends that left long ago."""
+        """Count what ended until now, and drop the series of backends that left long ago."""
         self.before_reading()
         self._sum_up()
         by_backend = [
@@ -295,9 +295,9 @@ class Metrics(Collector):
         cells = {name: histogram.cells for name, histogram in self._histograms.items()}
         return self._gathered.tell(self._values, cells)
 
-    def hear(self, told: Iterable[Any]) -> None:
-        """Count what other workers counted since they last told; each tells what its `tell` returns."""
-        values, cells = self._gathered.hear(told)
+    def hear(self, reports: Iterable[Any]) -> None:
+        """Add what other workers counted since their last reports; a report is what their `tell` returns."""
+        values, cells = self._gathered.hear(reports)
         for name, more in values.items():
             sums = self._elsewhere[name] if name in KEPT_BY_OTHERS else self._values[name]
             for labels, value in more.items():

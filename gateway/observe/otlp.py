@@ -1,4 +1,4 @@
-"""Spans on their way to an OpenTelemetry collector, by its official library. Imported only where traces are on.
+"""Send spans to an OpenTelemetry collector, by its official library. Imported only where traces are on.
 
 Requests that ended wait in a bounded queue. One task has a thread make their spans and send them, a batch at a
 time. What a collector does not take in time is dropped and counted: a request never waits for it.
@@ -33,7 +33,7 @@ _BATCH: Final = 256  # requests: about a thousand spans, and 15 ms of the thread
 _EVERY_S: Final = 1.0
 _SEND_S: Final = 5.0  # for one batch, what is tried again included
 _LAST_S: Final = 2.0  # for what is left when the gateway ends
-_TOLD_EVERY_S: Final = 60.0
+_LOG_EVERY_S: Final = 60.0
 
 _KINDS: Final = {
     Kind.SERVER: SpanKind.SERVER,
@@ -48,7 +48,7 @@ class Traces:
     """Sends the spans of requests that ended. `posted` takes them, `run` sends them, `close` ends it."""
 
     def __init__(self, endpoint: str, headers: Mapping[str, str], clock: Clock) -> None:
-        # It logs the collector's address, and the same failure each second.
+        # The library logs the collector's address, and the same failure each second.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         self.lost = 0
         self._clock = clock
@@ -63,8 +63,8 @@ class Traces:
                 "service.instance.id": str(uuid.uuid4()),
             }
         )
-        self._told_at = -_TOLD_EVERY_S
-        self._told_lost = 0
+        self._logged_at = -_LOG_EVERY_S
+        self._logged_lost = 0
 
     def posted(self, settled: Iterable[RequestRecord]) -> None:
         """Take requests that were settled; one too many is dropped and counted."""
@@ -96,25 +96,25 @@ class Traces:
             if not await asyncio.to_thread(self._send, batch, ahead_s):
                 self.lost += len(batch)
                 break
-        self._tell()
+        self._log_losses()
 
     def _send(self, batch: Sequence[RequestRecord], ahead_s: float) -> bool:
-        """Send the spans of some requests; in a thread. Returns whether the collector took them."""
+        """Send the spans of some requests, in a thread; return whether the collector took them."""
         spans = [self._readable(each) for record in batch for each in spans_of(record, ahead_s)]
         return self._exporter.export(spans) is SpanExportResult.SUCCESS
 
-    def _tell(self) -> None:
-        """Say how many were lost, at most once a minute."""
+    def _log_losses(self) -> None:
+        """Log how many were lost, at most once a minute."""
         now = self._clock.now()
-        if self.lost > self._told_lost and now - self._told_at >= _TOLD_EVERY_S:
-            lost, self._told_lost, self._told_at = self.lost - self._told_lost, self.lost, now
+        if self.lost > self._logged_lost and now - self._logged_at >= _LOG_EVERY_S:
+            lost, self._logged_lost, self._logged_at = self.lost - self._logged_lost, self.lost, now
             log.warning(
                 "the traces of %d requests were lost: the collector (`traces.endpoint`) does not take them",
                 lost, extra={"event": "traces_lost", "requests": lost},
             )  # fmt: skip
 
     def _readable(self, span: Span) -> ReadableSpan:
-        """Return a span as the library has it."""
+        """Return a span in the form of the library."""
         attributes = dict(span.attributes)
         if span.error is not None:
             attributes["error.type"] = span.error

@@ -1,7 +1,7 @@
 """Lines on their way to standard output: a bounded queue, and the one thread that writes it.
 
-Whoever reads our output may stop reading; then the pipe is full and a write blocks, which must
-never happen to the event loop. So lines wait here; once too many do, new ones are dropped and
+The reader of our output may stop reading. Then the pipe is full and a write blocks, which must
+never happen to the event loop. So lines wait here; once too many wait, new ones are dropped and
 counted.
 """
 
@@ -111,7 +111,7 @@ class Outlet:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Have no other process write here meanwhile: a pipe mixes what is written at the same time.
+        """Keep other processes from writing here meanwhile: a pipe mixes what is written at the same time.
 
         Workers share an output, and so do the gateways before and after an upgrade. The system ends the lock of
         a process that dies.
@@ -146,7 +146,7 @@ class Outlet:
 
 
 def _mixes(fd: int) -> bool:
-    """Whether what several processes write there at the same time may be mixed: in a file it is not."""
+    """Whether the output of several processes may be mixed there. In a file it is not."""
     try:
         mode = os.fstat(fd).st_mode
     except OSError:  # it is closed

@@ -1,4 +1,4 @@
-"""What a scrape of the metrics reads of others: they own it, and are asked each time."""
+"""Where a scrape of the metrics finds the values that others own: each scrape asks them."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ class BackendReading(Protocol):
 
     @property
     def kv_events(self) -> KvEvents | None:
-        """How well its engines are followed by what they tell; None: nobody asks them."""
+        """How well its index follows the KV events of its engines; None: nobody asks for them."""
 
     @property
     def prefix_index(self) -> PrefixIndex | None:
-        """What is known of its prefix cache; None: nobody asks."""
+        """What is known of its prefix cache; None: `prefix: off`."""
 
     def stale(self, now: float) -> bool:
-        """Whether those say nothing any more."""
+        """Whether its last load figures are too old to count."""
 
     def allowed(self, now: float) -> int | None:
         """How many requests of this gateway it may have at a time; None: as many as there are."""
 
 
 class Fellow(Protocol):
-    """What another worker told last; `store.replicas.Told` has it."""
+    """The last report of another worker; `store.replicas.Told` has it."""
 
     @property
     def in_flight(self) -> Mapping[str, int]:

@@ -1,7 +1,7 @@
 """What was counted between two moments, for each pool and model. Pure.
 
-`Metrics` counts since the start. A `Mark` is a copy of some of its values, and a `Window` is what two marks
-differ by. So nothing is counted twice, and a request pays nothing for it.
+`Metrics` counts since the start. A `Mark` is a copy of some of its values, and a `Window` is the difference of
+two marks. So nothing is counted twice, and it costs a request nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Mark:
 
 @dataclass(slots=True)
 class Tally:
-    """What requests of one pool, or of one model in it, came to."""
+    """The counts of one pool, or of one model in it."""
 
     requests: int = 0
     errors: int = 0
@@ -91,7 +91,7 @@ class Window:
         return by_pool(self.models())
 
     def models(self, *, times: bool = True) -> dict[tuple[str, str], Tally]:
-        """Return what was counted of each model of each pool; without `times`, no time is told."""
+        """Return what was counted of each model of each pool; without `times`, the histograms stay empty."""
         found: defaultdict[tuple[str, str], Tally] = defaultdict(Tally)
         before, after = self.before, self.after
         for (pool, model, _, outcome, code), more in grown(before.requests, after.requests):
@@ -107,7 +107,7 @@ class Window:
         return dict(found)
 
     def backend_ttfts(self) -> dict[str, list[float]]:
-        """Return the counts of first tokens by bucket, by the backend's id, of those that had any."""
+        """Return the counts of first tokens by bucket, for each backend that had any, by its id."""
         found = moved(self.before.backend_ttfts, self.after.backend_ttfts)
         return {f"{pool}/{backend}": counts[:-1] for (pool, backend), counts in found}
 
@@ -125,7 +125,7 @@ class Window:
 
 
 def by_pool(models: Mapping[tuple[str, str], Tally], *, times: bool = True) -> dict[str, Tally]:
-    """Add up what was counted of the models of each pool; without `times`, no time is told."""
+    """Add up what was counted of the models of each pool; without `times`, the histograms stay empty."""
     found: defaultdict[str, Tally] = defaultdict(Tally)
     for (pool, _), tally in models.items():
         _add(found[pool], tally)
@@ -136,7 +136,7 @@ def by_pool(models: Mapping[tuple[str, str], Tally], *, times: bool = True) -> d
 
 
 def quantile(counts: Sequence[float], bounds: Sequence[float], share: float) -> float | None:
-    """Return the value that this share of what was counted by bucket stays below; None of nothing.
+    """Return the value that this share of the counts by bucket stays below; None: nothing was counted.
 
     Within a bucket the values count as evenly spread; those above the last bound count as being at it.
     """

@@ -1,6 +1,6 @@
-"""What must not reach a log: credentials by their look, and the words of exceptions.
+"""Keep out of the log what looks like a credential, and the words of exceptions.
 
-The access log needs none of this, its fields are an allow-list. This guards the free text of event
+The access log needs none of this: its fields are an allow-list. This guards the free text of event
 lines, where a key or a prompt could slip in through an exception.
 """
 
@@ -15,19 +15,19 @@ from gateway.core.errors import ConfigError, GatewayError
 _FRAMES: Final = 20  # of one traceback
 _CHAIN: Final = 5  # exceptions that led to one another
 
-# How a value follows: behind a sign, or as `value` where `name` was before.
+# What stands between a name and its value: a sign, or the key `value` in an object with the key `name`.
 _SIGN: Final = r"\\*['\"]?(?:\s*[=:]|,?\s+\\*['\"]?value\\*['\"]?\s*:)\s*(?:b(?=['\"]))?"
 _IS: Final = rf"({_SIGN})"
 # The shell's variable PWD is a folder; `UID=x;PWD=y` is not.
 _FOLDER: Final = rf"(?-i:(?<![A-Za-z0-9_;])PWD{_SIGN}\\*['\"]?/)"
-# An underscore parts words here: HF_TOKEN is a token, and a tokenizer is none. PGPASSWORD needs none.
+# An underscore separates words here: HF_TOKEN is a token, and a tokenizer is none. PGPASSWORD needs no underscore.
 _NAME: Final = (
     r"((?<![a-z0-9])(?:access|api|auth|client|private|secret)[-_]?keys?"
     r"|(?<=[?&])key|(?-i:(?<=[A-Z]_)(?:KEY|PASS))"
     r"|(?<![a-z0-9])(?:access|auth|client|refresh)?(?:secret|credentials?|authorization|cookie|(token))"
     rf"|password|passwd|passphrase|(?<!old)(?!{_FOLDER})pwd)"
 )
-# It stands in quotes, escaped ones within JSON too, in brackets, or alone.
+# A value stands in quotes (escaped ones, within JSON), in brackets, or alone.
 _VALUE: Final = (
     r"(?:(?P<quote>\\*[\"'])(?:(?!(?P=quote))(?:\\.|.))+(?:(?P=quote)|$)|(?P<opens>\[|\w+\()[^\])\n]*"
     r"|(?!(?:null|none|true|false|bearer|basic)\b)[^\s\"',;}\\]+)"

@@ -1,4 +1,4 @@
-"""What a scrape reads of others: they own it, and it is asked for only then."""
+"""Read the values that others own into the metrics, at each scrape."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _READ_WHEN_SCRAPED: Final = (
     table.OPEN_CONNECTIONS,
 )
 
-# Counters that their owners keep; each reading writes them anew.
+# Counters that their owners keep; each reading replaces them.
 KEPT_BY_OTHERS: Final = frozenset(
     each.name
     for each in (
@@ -49,7 +49,7 @@ KEPT_BY_OTHERS: Final = frozenset(
 
 
 def read_gauges(values: Values, readings: Readings, now: float) -> None:
-    """Write what others own into the values: gauges anew, and the counters that they keep."""
+    """Replace the gauges and the counters that others own."""
     for each in _READ_WHEN_SCRAPED:
         values[each.name].clear()
     for backend in readings.backends():
@@ -110,7 +110,7 @@ def _read_backend(values: Values, backend: BackendReading, labels: Labels, now: 
             values[table.KV_USAGE.name][labels] = sample.kv_usage_ratio
     if backend.prefix_index is not None:
         values[table.PREFIX_HASHES.name][labels] = len(backend.prefix_index)
-    if (told := backend.kv_events) is not None:
-        values[table.EVENTS_KNOWN.name][labels] = told.known
-        values[table.EVENTS_LOSSES.name][labels] = told.losses
-        values[table.EVENTS_GARBLED.name][labels] = told.garbled + told.strange
+    if (events := backend.kv_events) is not None:
+        values[table.EVENTS_KNOWN.name][labels] = events.known
+        values[table.EVENTS_LOSSES.name][labels] = events.losses
+        values[table.EVENTS_GARBLED.name][labels] = events.garbled + events.strange

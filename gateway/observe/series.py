@@ -1,6 +1,6 @@
 """The last hour in memory: one bucket each 10 s, for every pool and backend.
 
-What is counted of requests is the difference of two `Mark`s; what backends show is read as a bucket
+Counts of requests are the difference of two `Mark`s; gauges of backends are read as a bucket
 ends. Memory is fixed: 13 KB for a pool and 12 KB for a backend, at most 500 of each, and the marks of
 the last five minutes.
 """
@@ -36,7 +36,9 @@ BACKEND_COLUMNS: Final = (
     "phase", "kv", "running", "waiting", "in_flight", "ttft_p50_s", "ttft_p95_s", "tokens",
 )  # fmt: skip
 PHASES: Final = tuple(Phase)
-_SLOTS: Final = BUCKETS + 1  # the next bucket may end while the hour is told, with turns in between
+_SLOTS: Final = (
+    BUCKETS + 1
+)  # the next bucket may end while the hour is written out, in several turns
 _MOST_TRACKS: Final = 500
 _MOST_CALLERS: Final = 200  # of one bucket
 _NONE: Final = math.nan
@@ -69,7 +71,7 @@ class Track:
 
 
 class Series:
-    """The buckets of the last hour, and what was counted of late. One owner, on the event loop."""
+    """The buckets of the last hour, and the counts of the last minutes. One owner, on the event loop."""
 
     def __init__(self, metrics: Metrics, clock: Clock) -> None:
         self.pools: dict[str, Track] = {}
@@ -190,7 +192,7 @@ class Series:
         readings, in_flight = self._metrics.readings, Counter[str]()
         for backend in readings.backends():
             in_flight[backend.pool] += backend.in_flight
-        for backend_id, elsewhere in carried.items():  # once, whoever else has the name
+        for backend_id, elsewhere in carried.items():  # once, though two backends may have the name
             pool = backend_id.rpartition("/")[0]
             if pool in in_flight:
                 in_flight[pool] += elsewhere
@@ -245,7 +247,7 @@ class Series:
         }
         total = self._written[backend_id] = sample.generation_tokens
         before = written.get(backend_id)
-        if before is not None and total >= before:  # else it is another process
+        if before is not None and total >= before:  # less: another process began anew
             values["tokens"] = total - before
         return values
 

@@ -64,7 +64,7 @@ class Span:
 def spans_of(record: RequestRecord, ahead_s: float) -> Iterator[Span]:
     """Yield the spans of a request that ended; none where it has no trace that is recorded.
 
-    `ahead_s` is what wall time is ahead of the clock of the record.
+    `ahead_s`: by how much wall time is ahead of the clock of the record.
     """
     trace = record.trace
     if trace is None or not trace.sampled:
@@ -122,7 +122,7 @@ def _request(record: RequestRecord, trace: Trace, ahead_s: float) -> Span:
         attributes["vllm_gateway.usage_source"] = usage.source.value
         if usage.cached_tokens is not None:
             attributes["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
-    told = {
+    known = {
         "gen_ai.request.model": record.model,
         "gen_ai.request.max_tokens": record.stated_tokens,
         "vllm_gateway.pool": record.pool,
@@ -133,7 +133,7 @@ def _request(record: RequestRecord, trace: Trace, ahead_s: float) -> Span:
         else record.shed_reason.value,
         "vllm_gateway.resumed": record.resumed or None,
     }
-    attributes |= {name: value for name, value in told.items() if value is not None}
+    attributes |= {name: value for name, value in known.items() if value is not None}
     return Span(
         name=f"{_operation(record)} {record.model}" if record.model else _operation(record),
         kind=Kind.SERVER,

@@ -1,4 +1,4 @@
-"""In which queues a request waited, where it was tried, and how often it was resumed: for metrics and traces. Pure."""
+"""Where a request waited and failed, and how often it was resumed: for metrics and traces. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final
 from gateway.core.traffic import Waited
 from gateway.core.types import RequestRecord, ShedReason
 
-_LEAST_S: Final = 0.001  # less is what a refusal at once takes, not a wait
+_LEAST_S: Final = 0.001  # less is the time of an immediate refusal, no wait
 _AT_ONCE: Final = {ShedReason.NO_ROOM, ShedReason.QUEUE_FULL, ShedReason.TENANT_QUEUE_FULL}
 
 
 def waits_of(record: RequestRecord) -> Iterator[Waited]:
-    """Yield each time that it was in a queue, in their order."""
+    """Yield each wait of a request in a queue, in order; an immediate refusal is none."""
     at_once = record.shed_reason in _AT_ONCE
     in_own = [each for each in record.waits if each.pool == record.pool] if at_once else ()
     for each in record.waits:
