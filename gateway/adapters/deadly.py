@@ -1,11 +1,11 @@
-"""Adapters whose load ended servers: after two deaths one is not loaded any more.
+"""Adapters whose load ended servers: after two deaths, an adapter is not loaded any more.
 
-    failed --the server ends, or refuses its next probe--> one death --and again--> not loaded for a day
-       `---it passes: it lives, and the failure says nothing
+    a load fails --the server ends, or refuses its next probe--> one death --and again--> not loaded for a day
+       `---the server passes its next probe: the failure proves nothing
 
-Until its server is known to live it loads nothing else: an adapter that the dead one refuses would be blamed for it.
-After one death a restarted server serves before it is loaded again, and only one server at a time tries. A load
-that succeeds clears it, as do another path and an operator's order to load it.
+Until a server is known to live, it loads no other adapter: that load would fail too, and be blamed for the death.
+After one death, a restarted server serves before it loads the adapter again, and only one server at a time tries.
+A load that succeeds clears the adapter. So do a new path and an operator's order to load it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ log = logging.getLogger("gateway.adapters")
 DEATHS: Final = 2
 _KEPT_S: Final = 86400.0
 _DIES_WITHIN_S: Final = 5.0
-# A server that is stopped, or that supervision works on, does not answer either: only its end counts then.
-_UNTOLD: Final = frozenset({Phase.DRAINING, Phase.STOPPED, Phase.STARTING})
+# In these phases a server does not answer anyway, so only its end counts.
+_NOT_PROBED: Final = frozenset({Phase.DRAINING, Phase.STOPPED, Phase.STARTING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,30 +42,32 @@ class _Failed:
 
 @dataclass(slots=True)
 class Deadly:
-    """What is known of one pool's adapters. `memory` keeps the deaths."""
+    """The failed loads of one pool's adapters. `memory` keeps the deaths."""
 
     pool: str
     memory: Memory
     clock: Clock
     _failed: dict[str, _Failed] = field(default_factory=dict)  # by backend
-    _ended_at: dict[str, float] = field(default_factory=dict)  # by backend, and of no load yet
+    _ended_at: dict[str, float] = field(
+        default_factory=dict
+    )  # by backend; no load is the cause yet
 
     def __bool__(self) -> bool:
         """Whether anything is held against any adapter."""
         return bool(self._failed or self.memory.deaths(self.pool))
 
     def failed(self, backend_id: str, name: str, path: str) -> None:
-        """Note that a load failed: whether its server lives is known soon."""
+        """Note that a load failed: soon it is known whether its server lives."""
         now = self.clock.now()
         self._failed[backend_id] = _Failed(name, path, now)
         if now - self._ended_at.get(backend_id, -math.inf) <= _DIES_WITHIN_S:
             self.ended(backend_id)
 
     def ended(self, backend_id: str) -> None:
-        """Note that a server ended by itself; if it loaded an adapter just then, that may be why."""
+        """Note that a server ended by itself. If it was loading an adapter, that counts as the cause."""
         failed, now = self._failed.pop(backend_id, None), self.clock.now()
         if failed is None or now - failed.at > _DIES_WITHIN_S:
-            self._ended_at[backend_id] = now  # its load may be told later
+            self._ended_at[backend_id] = now  # the failure of a load may be reported later
             return
         self._ended_at.pop(backend_id, None)
         death = Death(backend_id, failed.path, self.clock.wall())
@@ -75,7 +77,7 @@ class Deadly:
             log.error("the adapter %s: %s", failed.name, why, extra=extra)
 
     def look(self, backends: Collection[Backend]) -> None:
-        """Look what became of servers where loads failed."""
+        """Decide, by their probes, whether servers where loads failed have died."""
         for each in backends if self._failed or self._ended_at else ():
             well = not each.health.probe_failure
             if well and each.health.probed_at >= self._ended_at.get(each.id, math.inf):
@@ -83,26 +85,26 @@ class Deadly:
             if (failed := self._failed.get(each.id)) is None:
                 continue
             probed, why = each.health.probed_at >= failed.at, each.health.probe_failure
-            if probed and why in DEAD and each.phase not in _UNTOLD:
+            if probed and why in DEAD and each.phase not in _NOT_PROBED:
                 self.ended(each.id)
             elif (probed and not why) or self.clock.now() - failed.at > _DIES_WITHIN_S:
                 del self._failed[each.id]
 
     def deaths(self, name: str, path: str) -> list[Death]:
-        """Return the deaths of its loads from a path that count."""
+        """Return the deaths by loads of an adapter from a path, as far as they still count."""
         if not (known := self.memory.deaths(self.pool).get(name)):
             return []
         now = self.clock.wall()
         return [each for each in known if each.path == path and 0 <= now - each.at < _KEPT_S]
 
     def suspects(self, paths: Mapping[str, str]) -> list[str]:
-        """Return the adapters that a restarted server does not load before it serves."""
+        """Return the adapters that a restarted server loads only once it serves."""
         known = self.memory.deaths(self.pool)
         failed = [each.name for each in self._failed.values()]
         return [*failed, *(name for name in known if self.deaths(name, paths.get(name, "")))]
 
     def undecided(self, name: str) -> bool:
-        """Whether a server may have died of it a moment ago."""
+        """Whether a server may have died a moment ago as it loaded this adapter."""
         return any(each.name == name for each in self._failed.values())
 
     def doubts(self, backend: Backend) -> bool:
@@ -110,12 +112,12 @@ class Deadly:
         return backend.id in self._failed or bool(backend.health.probe_failure)
 
     def clear(self, name: str) -> None:
-        """Hold nothing against it any more."""
+        """Forget the deaths of an adapter."""
         self.memory.forgive(self.pool, name)
 
 
 def barred(deaths: Collection[Death]) -> str:
-    """Return, for people, why an adapter is not loaded; empty: it may be."""
+    """Return, for people, why an adapter is not loaded any more; empty: it may be loaded."""
     if len(deaths) < DEATHS:
         return ""
     places = ", ".join(dict.fromkeys(each.backend_id for each in deaths))

@@ -4,8 +4,9 @@
      `- change  at most one per backend: wait until the old adapter is unused, unload, load, verify
 
 While a change is planned or under way, no request is sent to the adapters that it concerns. So none meets
-an adapter that is about to be unloaded, or is not loaded yet. Only `_change` awaits; all else is synchronous.
-Of several gateways one plans, for the requests of all; the others do as it tells (`adapters.together`).
+an adapter that is about to be unloaded, or is not loaded yet. Only the background tasks (`_change`, `_see_again`)
+await; all else is synchronous. Of several gateways one plans, for the requests of all; the others follow its plan
+(`adapters.together`).
 """
 
 from __future__ import annotations
@@ -38,27 +39,27 @@ from gateway.watch.adapters import AdapterError, held_by
 log = logging.getLogger("gateway.adapters")
 
 _UNUSED_S: Final = 600.0  # for the requests of an adapter to end before it is unloaded
-_LOOK_S: Final = 0.02  # between two checks whether they have
+_LOOK_S: Final = 0.02  # between two checks whether those requests have ended
 _GONE_S: Final = 5.0  # a model list that was read before an unload may still name the adapter
 _FRESH_S: Final = 1.0  # a loaded adapter stays at least so long, so that its requests find it
 _MEMORY_S: Final = 60.0  # time constant of demand, an exponential average
 _FORGOTTEN: Final = 0.001  # requests in flight on average; less demand than that is none
 # Load times: the pause before the next load that is not urgent, and the least stay.
 _RESTS: Final = 4.0
-# Part of the seconds that all requests in flight lost together by a load. So long the backend loads nothing else
-# that requests wait for. Simulated, 100 adapters on 4 engines at 12 requests/s: without it the engines stood
-# still for half of the time and a fifth of the requests were refused; 5 % with 0.15, none with 0.25.
+# A load stops all requests in flight. For this part of the seconds that they lost together, the backend loads
+# nothing else that requests wait for. Simulated, 100 adapters on 4 engines at 12 requests/s: without it the engines
+# stood still for half of the time and a fifth of the requests were refused; 5 % with 0.15, none with 0.25.
 _CATCHES_UP: Final = 0.25
 _LOADS_KEPT: Final = 16
-_USUALLY: Final = 2.0  # times the slowest recent load; a longer one counts as failed until it ends
+_USUALLY: Final = 2.0  # times the slowest recent load: a longer one counts as failed until it ends
 _UNKNOWN_S: Final = 30.0  # in place of the slowest recent load while there was none
 _LEAST_S: Final = 1.0
-_HEARD_S: Final = 1.5  # until all gateways have heard of an unload, and told what still uses it
-_AGAIN_S: Final = 0.5  # between two looks at a list that another gateway sees otherwise
+_HEARD_S: Final = 1.5  # until all gateways know of an unload, and told what still uses the adapter
+_AGAIN_S: Final = 0.5  # between two reads of a model list that differs from the leading gateway's
 
 
 class Done(Enum):
-    """What became of a load or an unload; closed, because it is a metric label."""
+    """The result of a load or an unload. It is a metric label."""
 
     LOADED = "loaded"
     EVICTED = "evicted"  # unloaded, and another is loaded in its place
@@ -89,9 +90,9 @@ class PoolAdapters:
         self.all_loads_s = 0.0
         self._pool, self._table, self._clock, self._tools = pool, tools.table, tools.clock, tools
         self._looked_at = tools.clock.now()
-        self.leads = True  # else another gateway plans
+        self.leads = True  # False: another gateway plans
         self._lacking: dict[str, dict[str, Exclusion]] = {}  # as planned last, by backend
-        self._seeing: set[str] = set()  # backends whose list is read
+        self._seeing: set[str] = set()  # backends whose model list is being read again
         self._waiting: AbstractSet[str] = frozenset()  # adapters that requests wait for here
 
     # --- asked ------------------------------------------------------------------------------------
@@ -128,7 +129,7 @@ class PoolAdapters:
         awaited = awaited | known.elsewhere.awaited
         for name in known.waits_since.keys() - awaited:
             del known.waits_since[name]
-        for name in awaited - known.waits_since.keys():  # it went while they waited for room
+        for name in awaited - known.waits_since.keys():  # unloaded while requests waited for room
             self._awaited(name, now)
         self.look()
 
@@ -150,17 +151,17 @@ class PoolAdapters:
             for move in moves:
                 self._begin(move, now)
             places = [known.place(each, paths, now) for each in backends]
-        told = lacks(wanted, places)
+        planned = lacks(wanted, places)
         for each in self._table.backends(self._pool):
             gone = (name for place, name in known.gone if place == each.id)
-            lacking = dict.fromkeys(gone, Exclusion.MODEL_MISSING) | told.get(each.id, {})
+            lacking = dict.fromkeys(gone, Exclusion.MODEL_MISSING) | planned.get(each.id, {})
             if (change := self.changes.get(each.id)) is not None:
                 lacking |= self._during(each, change, now)
             self._lacking[each.id] = lacking
             self._table.withhold(each, lacking, *known.ordered(each.id))
 
     def tell(self) -> PoolTold:
-        """Return what the other gateways should know."""
+        """Return what the other gateways need to know."""
         members = self._table.backends(self._pool)
         looked = [each for each in self._serving() if each.id in self._lacking]
         placed = {each.id: placed_on(each, self._lacking[each.id]) for each in looked}
@@ -173,7 +174,7 @@ class PoolAdapters:
         )
 
     def hear(self, elsewhere: Elsewhere) -> None:
-        """Take in what the others told. What one of them loaded may be unloaded by whoever plans."""
+        """Take in the messages of the others. Any gateway that plans may unload what another one loaded."""
         self.known.elsewhere = elsewhere
         for each in self._serving():
             for name in elsewhere.loaded(each.id) & each.models.keys():
@@ -184,15 +185,15 @@ class PoolAdapters:
         """Apply the leading gateway's placement here, and fetch a backend's model list again where it differs."""
         paths = self.known.paths(self._table.backends(self._pool)).keys()
         for each in self._serving():
-            told = placed.get(each.id)
-            if told is None:
+            seen = placed.get(each.id)
+            if seen is None:
                 continue
-            lacking = dict.fromkeys(paths & {*each.adapters} - told.held, Exclusion.MODEL_MISSING)
-            lacking |= dict.fromkeys(told.held - each.models.keys(), Exclusion.ADAPTER_LOADING)
+            lacking = dict.fromkeys(paths & {*each.adapters} - seen.held, Exclusion.MODEL_MISSING)
+            lacking |= dict.fromkeys(seen.held - each.models.keys(), Exclusion.ADAPTER_LOADING)
             if lacking and each.id not in self._seeing:
                 self._seeing.add(each.id)
                 self._tools.start(self._see_again(each), f"adapters {each.id}")
-            lacking |= told.exclusions
+            lacking |= seen.exclusions
             if (change := self.changes.get(each.id)) is not None:  # begun while this one led
                 lacking |= self._during(each, change, self._clock.now())
             self._table.withhold(each, lacking, *self.known.ordered(each.id))
@@ -203,14 +204,14 @@ class PoolAdapters:
                 await self._see(backend, server)
             await asyncio.sleep(_AGAIN_S)
         except AdapterError:
-            pass  # probes tell what is wrong with it
+            pass  # its probes report what is wrong
         finally:
             self._seeing.discard(backend.id)
 
     # --- inside -----------------------------------------------------------------------------------
 
     def _awaited(self, name: str, now: float) -> bool:
-        """Note that requests wait for an adapter, if no backend has it; whether that is new."""
+        """Note that requests wait for an adapter, if no backend has it; return whether that is new."""
         backends, known = self._serving(), self.known
         if any(name in each.models and name not in each.lacking for each in backends):
             return False
@@ -223,7 +224,7 @@ class PoolAdapters:
         return self.known.serving(self._table.backends(self._pool), self._clock.now())
 
     def _during(self, backend: Backend, change: Change, now: float) -> dict[str, Exclusion]:
-        """Return which other adapters are not available while a change is under way."""
+        """Return the adapters that are not available, beyond the plan, while a change is under way."""
         move, found = change.move, dict[str, Exclusion]()
         if mixes(backend) and move.load is not None:
             found = dict.fromkeys(backend.adapters, Exclusion.ADAPTER_LOADING)
@@ -247,7 +248,7 @@ class PoolAdapters:
         try:
             with closing(self._tools.connect(backend)) as server:
                 gone = move.unload is None or await self._unload(backend, server, move)
-                # Other gateways may still send adapter requests, and this vLLM would mix them up during a load.
+                # A vLLM that mixes adapters up must not load while other gateways may still send requests for some.
                 apart = not (self.known.elsewhere and mixes(backend))
                 gone = gone and (apart or await self._unused(backend, {*backend.adapters}))
                 if gone and move.load is not None:
@@ -276,7 +277,7 @@ class PoolAdapters:
         return name not in backend.models
 
     async def _unused(self, backend: Backend, names: AbstractSet[str]) -> bool:
-        """Wait until all have heard of a change, and no request uses these; False: too long, or not known."""
+        """Wait until all gateways know of a change and no request uses these; False: too late, or not known."""
         began = self._clock.now()
         heard_s = _HEARD_S if self.known.elsewhere else 0.0
         while (passed_s := self._clock.now() - began) < heard_s or names & (
@@ -291,7 +292,7 @@ class PoolAdapters:
     async def _load(self, backend: Backend, server: Server, move: Move) -> None:
         name, began_at = str(move.load), self._clock.now()
         path = self.known.path_at(backend.id, name, self._table.backends(self._pool))
-        if path is None:  # a reload took it away
+        if path is None:  # a reload removed the adapter
             return
         late_s = _LEAST_S + _USUALLY * (self.usual_s or _UNKNOWN_S)
         self.changes[backend.id] = Change(move, began_at, began_at + late_s)
@@ -317,17 +318,17 @@ class PoolAdapters:
         self.known.rest_until[backend.id] = now + _RESTS * seconds
         self.known.caught_up_at[backend.id] = now + _CATCHES_UP * lost_s
         self.known.fresh_until[name] = now + max(_FRESH_S, _RESTS * seconds)
-        said = f"the adapter {name} is loaded"
+        detail = f"the adapter {name} is loaded"
         log.info(
-            said,
+            detail,
             extra={"event": "adapter_loaded", "backend": backend.id, "seconds": round(seconds, 3)},
         )
         if move.unload is None:  # a swap by demand is no event
-            self._tools.events.note(self._clock, EventKind.ADAPTER, backend.id, name, said)
+            self._tools.events.note(self._clock, EventKind.ADAPTER, backend.id, name, detail)
 
     def _failed(self, backend: Backend, name: str, error: AdapterError) -> None:
         if self._table.get(backend.id) is not backend:
-            return  # a reload put another in its place, whose own list will tell
+            return  # a reload replaced the backend; the list of the new one is read anew
         self.done[Done.FAILED] += 1
         if error.fatal and self.changes[backend.id].move.load == name:
             self.known.load_failed(backend.id, name)

@@ -38,17 +38,17 @@ class AdapterStatus:
     adapter: str
     backend_id: str
     state: str  # loaded, loading, unloading, or not_loaded
-    path: str | None  # that the server tells, or that it would be loaded from
+    path: str | None  # as the server reports it, or where it would be loaded from
     loaded_by: str | None  # gateway, or other: the server itself or somebody else; None: not loaded
-    wanted_by: str | None  # operator: an order to keep it there; settings: the list of the pool
-    order: str | None  # load or unload: an operator's, that holds; None: the settings decide
+    wanted_by: str | None  # operator: an order keeps it there; settings: the pool lists it
+    order: str | None  # load or unload: the operator's order that holds; None: the settings decide
     in_flight: int
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Sight:
-    """What holds for all adapters of a backend; it is found out once, not for each of them."""
+    """What holds for all adapters of a backend; computed once, not for each of them."""
 
     backend: Backend
     loaded: AbstractSet[str]  # by gateways
@@ -92,7 +92,7 @@ class Adapters:
                 self.pools[name].known.apply(settings)
             else:
                 keeper = self.pools[name] = PoolAdapters(name, settings, self._tools)
-                keeper.leads = self.together is None  # else it is told soon who does
+                keeper.leads = self.together is None  # `Together` decides which of several leads
         self._changed = True
 
     def changes(self) -> dict[tuple[str, ...], int]:
@@ -108,7 +108,7 @@ class Adapters:
         return {(name,): keeper.all_loads_s for name, keeper in self.pools.items() if keeper.done}
 
     def want(self, route: Route, leaving: str = "") -> None:
-        """Plan at once for a request that found no backend with its adapter and room, one that is `leaving` apart."""
+        """Plan at once for a request that found no room at its adapter; the backend `leaving` shuts down."""
         keeper = self.pools.get(route.pool)
         if keeper is not None and route.adapter is not None and self._group is not None:
             if leaving:
@@ -121,12 +121,12 @@ class Adapters:
             self._group = group
             try:
                 if self.together is not None:
-                    await self.together.turn(self.pools)  # who places them is known before any is
+                    await self.together.turn(self.pools)  # it decides who plans, before any plan
                     of_all = self.together.run(self.pools)
                     group.create_task(of_all, name="adapters of all gateways")
                 await periodic(self._turn, every_s=_EVERY_S, name="adapters")
             finally:
-                self._group = None  # what is wanted in a pause waits for its end
+                self._group = None  # `want` does nothing until `run` is called again
 
     async def _turn(self) -> None:
         under_way = self._measuring is not None and not self._measuring.done()
@@ -140,7 +140,7 @@ class Adapters:
             keeper.turn(self._awaited(name))
 
     async def _measure(self) -> None:
-        """Read how large adapters are. Cancel: the thread goes on, for nobody."""
+        """Read how large adapters are. Cancel: the thread goes on, and its result is dropped."""
         try:
             found = await asyncio.to_thread(sizes, self._paths())
         except asyncio.CancelledError:
@@ -161,7 +161,7 @@ class Adapters:
         self._group.create_task(guarded(work, name=name), name=name)
 
     def _heard(self, event: Event) -> None:
-        """Remember what supervision loaded on a server that it restarted, and of which loads servers ended."""
+        """Note the adapters that supervision loaded on a restarted server, and the servers that ended."""
         backend = self._table.get(event.backend_id)
         keeper = self.pools.get(backend.pool) if backend is not None else None
         if event.kind is EventKind.ADAPTER:
@@ -169,13 +169,13 @@ class Adapters:
         elif keeper is None:
             return
         elif event.kind is EventKind.ADAPTER_FAILED:
-            if event.backend_id not in keeper.changes:  # else it knows itself what failed
+            if event.backend_id not in keeper.changes:  # the keeper knows of its own failures
                 keeper.known.load_failed(event.backend_id, event.label)
                 error = AdapterError(event.detail, refused=True)  # another start may load it
                 keeper.known.failed(event.backend_id, event.label, error, self._clock.now())
         elif event.kind in _ENDS:
             keeper.known.deadly.ended(event.backend_id)
-            if self._group is not None:  # else a restart that follows at once loads it again
+            if self._group is not None:  # at once: a restart that follows must not load the adapter
                 keeper.look()
 
     # --- operators --------------------------------------------------------------------------------
@@ -183,9 +183,9 @@ class Adapters:
     def order(
         self, backend_id: str, name: str, order: Order | None, *, dry_run: bool = False
     ) -> str:
-        """Keep an operator's order, or end it with None; return what follows, for people.
+        """Keep an operator's order, or end it with None; return the effect, for people.
 
-        With `dry_run` nothing follows, and nothing is kept.
+        With `dry_run` nothing is done.
 
         Raises:
             KeyError: no such backend (404).
@@ -211,47 +211,49 @@ class Adapters:
                 " End it there, or give another one here."
             )
         if dry_run:
-            return self._follows(backend, name, order)
+            return self._effect(backend, name, order)
         self.memory.order(backend_id, name, order)
         keeper.known.failures.pop((backend_id, name), None)  # it is tried at once
         if order is not None and order.keep:
             keeper.known.deadly.clear(name)
         self._changed = True
-        said = self._follows(backend, name, order)
+        effect = self._effect(backend, name, order)
         if self._group is not None:
             keeper.look()
         why = f" {order.why}" if order is not None and order.why else ""
-        self._events.note(self._clock, EventKind.OPERATOR, backend_id, "adapter", said + why)
+        self._events.note(self._clock, EventKind.OPERATOR, backend_id, "adapter", effect + why)
         return (
-            said
+            effect
             if self.memory.saved
-            else f"{said} This is not saved, and ends with this gateway: see its log."
+            else f"{effect} This is not saved, and ends with this gateway: see its log."
         )
 
-    def _follows(self, backend: Backend, name: str, order: Order | None) -> str:
-        """Return what follows from an order, for people."""
+    def _effect(self, backend: Backend, name: str, order: Order | None) -> str:
+        """Return the effect of an order, for people."""
         keeper, held = self.pools[backend.pool], name in backend.adapters
         earlier = keeper.known.elsewhere.orders(backend.id, {}).get(name)
         if order is None and earlier is not None:
             verb = "load" if earlier.keep else "unload"
-            said = f"An earlier order to {verb} {name} on {backend.id}, given to another gateway, holds again."
+            effect = f"An earlier order to {verb} {name} on {backend.id}, given to another gateway, holds again."
         elif order is None:
-            said = f"No order holds for {name} on {backend.id} any more: the settings decide."
+            effect = f"No order holds for {name} on {backend.id} any more: the settings decide."
             if not held and name not in keeper.known.paths(self._table.backends(backend.pool)):
-                said += " They have no path for it, so it stays unloaded."
+                effect += " They have no path for it, so it stays unloaded."
         elif order.keep:
-            said = f"{backend.id} {'keeps' if held else 'loads'} {name}, until another order comes."
+            verb = "keeps" if held else "loads"
+            effect = f"{backend.id} {verb} {name}, until another order comes."
         else:
-            said = f"{backend.id} {'unloads' if held else 'does not load'} {name}, until another order comes."
+            effect = f"{backend.id} {'unloads' if held else 'does not load'} {name}, until another order comes."
             if (
                 held
                 and name not in keeper.known.listed_paths
                 and (root := backend.models[name].root)
             ):
-                said += f" To bring it back: vllm-gateway adapters load {backend.id} {name} --path {root}"
+                effect += f" To bring it back: vllm-gateway adapters load {backend.id} {name} --path {root}"
             if held and (count := backend.adapter_requests.get(name, 0)):
-                said += f" {count} in flight there come{'s' if count == 1 else ''} to an end first."
-        return said
+                ends = "comes" if count == 1 else "come"
+                effect += f" {count} in flight there {ends} to an end first."
+        return effect
 
     def _check(self, backend: Backend, name: str, order: Order, settings: PoolConfig) -> None:
         listed = (

@@ -2,7 +2,8 @@
 
 Of several workers the first one keeps the file. The others hear what it knows (`adapters.together`).
 
-A load that was begun counts once its adapter is listed, for ten minutes: it may end after its deadline, or after us.
+A load that was begun is kept for ten minutes: it may succeed after its deadline, or after this process ended. It
+counts once the backend lists the adapter.
 
 <state>/adapters.json    {"loaded": {"pool/b1": ["sql"]}, "begun": {"pool/b1": {"fr": ...}},
                           "orders": {"pool/b1": {"sql": {"keep": true, "path": null, "at": ..., "why": ""}}},
@@ -35,7 +36,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Death(msgspec.Struct, frozen=True):
-    """That a server died as it loaded an adapter."""
+    """A server that died as it loaded an adapter."""
 
     backend_id: str
     path: str
@@ -84,7 +85,7 @@ class Memory:
         self._save()
 
     def only(self, backend_id: str, held: Collection[str], at: float) -> None:
-        """Forget loads of adapters that are not in `held`, what the backend lists now."""
+        """Forget the loads of adapters that a backend does not list any more; `held` are those that it lists."""
         begun = self._kept.begun.get(backend_id, {})
         for name in [name for name in begun if name in held]:
             self.note(backend_id, name)
@@ -122,7 +123,7 @@ class Memory:
         self._save()
 
     def forgive(self, pool: str, name: str) -> None:
-        """Forget its deaths."""
+        """Forget the deaths of an adapter."""
         if self._kept.deaths.get(pool, {}).pop(name, None) is not None:
             self._save()
 

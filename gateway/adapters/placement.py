@@ -2,10 +2,10 @@
 
 In this order, with at most one change at a time on each backend:
 
-    not wanted     unload what this gateway loaded and nobody wants there any more, and the adapters with the
-                   least demand where a backend has more than it can keep; reload from a new path, one
-                   copy after the other, also where it is in use: then its requests end first. If that
-                   fails, the other copies stay until a backend has it from there
+    not wanted     unload what this gateway loaded and nobody wants there any more. Where a backend has more than
+                   it can keep, unload the adapters with the least demand. Reload from a new path, one copy
+                   after the other; a copy in use finishes its requests first. If a reload fails, the other
+                   copies stay until one backend has the adapter from the new path
     pinned         by an operator or in the settings: load at once
     waited for     requests wait and no backend has it: load at once, on a backend that has caught up after
                    its last load, in place of the adapter with the least demand. If all are in use, that
@@ -18,7 +18,7 @@ copy is more than twice as high. So noise moves nothing, and a move is not undon
 loaded a moment ago, or by somebody else, is never unloaded to make room.
 
 A backend in reserve gets what the others cannot take, and every adapter if all fit everywhere. A copy there
-is none of those that are wanted, and goes once there are enough of them, unless it is pinned there.
+does not count as one of the wanted copies. It goes once the other backends have enough, unless it is pinned.
 """
 
 from __future__ import annotations
@@ -44,13 +44,12 @@ class Wanted:
     """One adapter that can be loaded. `demand` is the average of requests in flight."""
 
     name: str
-    copies: int | None = None  # None: auto
+    copies: int | None = None  # how many are wanted; None: auto
     pins: frozenset[str] = NOBODY  # ids of backends
     demand: float = 0.0
-    # No backend has it, and requests have waited for it since then.
-    waits_since: float | None = None
+    waits_since: float | None = None  # no backend has it, and requests wait for it since then
     fresh: bool = False  # it was loaded a moment ago, so it stays
-    waits: bool = False  # a server may have died as it loaded it, so no other one does now
+    waits: bool = False  # a server may have died as it loaded it, so no other loads it now
     weight: float = 1.0  # its size, in any unit
 
 
@@ -61,8 +60,8 @@ class Place:
     id: str
     room: int | None = None  # most adapters that it can keep; None: not known
     held: frozenset[str] = NOBODY  # adapters that are loaded
-    stale: frozenset[str] = NOBODY  # of those, loaded from another path than the one that is wanted
-    ours: frozenset[str] = NOBODY  # of those, loaded by this gateway
+    stale: frozenset[str] = NOBODY  # of `held`, loaded from another path than the wanted one
+    ours: frozenset[str] = NOBODY  # of `held`, loaded by this gateway
     in_use: frozenset[str] = NOBODY  # adapters with requests in flight there
     out: frozenset[str] = NOBODY  # adapters that an operator keeps away, whoever loaded them
     failed: frozenset[str] = NOBODY  # the last load or unload of these failed there
@@ -134,22 +133,22 @@ class _Plan:
         self.reserve_ids = frozenset(each.id for each in self.reserve)
         self.front = [each for each in places if each.id not in self.reserve_ids]
         self.copies = dict.fromkeys(self.wanted, 0)
-        self.in_front = dict.fromkeys(self.wanted, 0)  # of those, the ones that requests go to
+        self.in_front = dict.fromkeys(self.wanted, 0)  # copies without those in reserve
         for each in places:
             for name in (each.held | each.changing) & self.wanted.keys():
                 self._count(name, each, 1)
-        # Their new path failed on one backend, and none has it: the copies from the old one stay.
+        # Adapters whose new path failed on one backend and is on none: their copies from the old path stay.
         self.doubtful = frozenset().union(*(each.failed - each.held for each in places))
         self.doubtful -= frozenset().union(*(each.held - each.stale for each in places))
         self.takes = {
             each.id: each.free or bool(each.changing or self._movable(each)) for each in places
         }
-        # What no backend has yet is tried on one of them first: its load may end that server.
+        # An adapter that no backend has yet is tried on one first: its load may end that server.
         self.coming = {name for each in places for name in each.changing - each.held}
         self.coming -= frozenset().union(*(each.held - each.stale for each in places))
         self.moved: dict[str, Move] = {}
-        # The adapter with the least demand there, and that demand, by place and whether it may be in use. It is
-        # asked for by every adapter that is not there, so it is kept until the next move.
+        # The adapter with the least demand at a place, and that demand, by place and whether it may be in use. Every
+        # adapter that is not there asks for it, so it is cached until the next move.
         self.coldest: dict[tuple[str, bool], tuple[float, str] | None] = {}
 
     def moves(self) -> list[Move]:
@@ -180,11 +179,11 @@ class _Plan:
                     self._move(each, places, at_once=True, drains=drains)
 
     def _clear(self, place: Place) -> None:
-        """Unload what is not wanted there, or more than it can keep; reload what has a new path."""
+        """Plan one unload or reload: of what is not wanted there, has a new path, or is more than it can keep."""
         if place.changing or place.closed:
             return
         idle = (place.held & place.ours) - place.in_use
-        # These finish their requests first: one that is always in use would never be reloaded.
+        # Stale ones may be in use, and finish their requests first: else a busy adapter would never be reloaded.
         stale = (
             (place.stale & place.ours & self.wanted.keys()) - place.barred.keys() - self.doubtful
         )
@@ -208,7 +207,7 @@ class _Plan:
         return most is not None and counted > most and place.id not in each.pins
 
     def _spare(self, each: Wanted, place: Place) -> bool:
-        """Whether a copy there is none of those that are wanted, as requests go elsewhere."""
+        """Whether a copy there does not count as a wanted one: the backend is in reserve, and it is not pinned."""
         return place.id in self.reserve_ids and place.id not in each.pins
 
     def _count(self, name: str, place: Place, more: int) -> None:
@@ -217,7 +216,7 @@ class _Plan:
             self.in_front[name] += more
 
     def _counted(self, place: Place) -> dict[str, int]:
-        """Return the copies that one there is compared with: for a backend in reserve all of them."""
+        """Return the copies that count at a place: in reserve all of them, elsewhere those in front."""
         return self.copies if place.id in self.reserve_ids else self.in_front
 
     def _asked(self, each: Wanted) -> Sequence[Place]:
@@ -229,7 +228,7 @@ class _Plan:
         return self.front if front else self.reserve
 
     def _coming(self, each: Wanted) -> int:
-        """Return how many copies come where it is pinned once the change there has ended."""
+        """Return how many pinned copies will come once the present change at their place has ended."""
         count = 0
         for place in self.places:
             if place.id in each.pins and self._lacking(each, place):
@@ -239,7 +238,7 @@ class _Plan:
         return count
 
     def _targets(self, each: Wanted) -> tuple[int, int]:
-        """Return how many copies are wanted, and how many in reserve beside them."""
+        """Return how many copies are wanted in front, and how many more in reserve."""
         able = [
             place
             for place in self.places
@@ -295,12 +294,12 @@ class _Plan:
                 self._count(move.unload, chosen, -1)
 
     def _calm(self, place: Place) -> bool:
-        """Whether a load that is not urgent may begin: it is idle, or no other backend is changing."""
+        """Whether a load that is not urgent may begin there: it is idle, or no backend is changing."""
         others = self.changing or self.moved
         return place.rested and (place.load_s == 0 or not others)
 
     def _goes(self, each: Wanted, place: Place, *, at_once: bool, drains: bool) -> str | None:
-        """Return the adapter to unload in place of another; None: none has so little demand."""
+        """Return the adapter that another one may replace at a place; None: each has too much demand."""
         if place.room is not None and len(place.held) > place.room:
             return None
         key = place.id, drains

@@ -26,7 +26,7 @@ from gateway.watch.adapters import AdapterError
 # 0.24 was shown to mix them up without any error (vllm#47724).
 _KEEPS_APART: Final = (0, 32)
 _RETRY_S: Final = 5.0
-_LEAVES_S: Final = 10.0  # from the last request that it refused
+_LEAVES_S: Final = 10.0  # a backend counts as shutting down, from the last request that it refused
 _RETRY_MOST_S: Final = 600.0
 NOT_VLLM: Final = "it is not vLLM (`engine: openai`), so it is not asked to load or unload adapters"
 _VERSION: Final = re.compile(r"v?(\d+)\.(\d+)")
@@ -39,7 +39,7 @@ class Failure:
     tries: int
     until: float
     why: str
-    refused: bool = False  # by the server: it did not die of it
+    refused: bool = False  # by the server, which lives
 
 
 @dataclass(slots=True)
@@ -59,10 +59,10 @@ class Known:
     changing: dict[str, frozenset[str]] = field(default_factory=dict)  # by backend
     sizes: Mapping[str, Size] = field(default_factory=dict)  # by path
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
-    leaving: dict[str, float] = field(default_factory=dict)  # when they said that they shut down
+    leaving: dict[str, float] = field(default_factory=dict)  # when each said that it shuts down
 
     def apply(self, settings: PoolConfig) -> None:
-        """Take other settings. What failed from a path that is another now may be tried at once."""
+        """Apply new settings. A load that failed from another path than the new one may be tried at once."""
         before, self.settings = self.listed_paths, settings
         paths = self.listed_paths
         for key in [key for key in self.failures if before.get(key[1]) != paths.get(key[1])]:
@@ -77,7 +77,7 @@ class Known:
         return again_s
 
     def serving(self, backends: Collection[Backend], now: float) -> list[Backend]:
-        """Return the backends that serve, without those that shut down: what they have is gone soon."""
+        """Return the backends that serve, without those that shut down and so lose their adapters."""
         return [
             each
             for each in backends
@@ -87,20 +87,20 @@ class Known:
         ]
 
     def loaded(self, backend_id: str, name: str) -> None:
-        """Note a load that succeeded: nothing speaks against the next."""
+        """Note a load that succeeded: forget all earlier failures of the adapter."""
         self.gone.pop((backend_id, name), None)
         self.failures.pop((backend_id, name), None)
         self.waits_since.pop(name, None)
         self.deadly.clear(name)
 
     def load_failed(self, backend_id: str, name: str) -> None:
-        """Note a load that failed: it may have ended its server."""
+        """Note a load that may have ended its server."""
         self.deadly.failed(backend_id, name, self.listed_paths.get(name, ""))
 
     def forget(self, backends: Collection[Backend], now: float) -> None:
-        """Forget unloads that model lists show by now, and what servers refused that have gone.
+        """Forget unloads that model lists show by now, and refusals of servers that are gone.
 
-        Those that come in their place may have the flags that were missing.
+        A server that comes in their place may have the flags that were missing.
         """
         self.gone = {key: until for key, until in self.gone.items() if until > now}
         away = {each.id for each in backends if not each.health.models_known}
@@ -113,9 +113,9 @@ class Known:
         return self.elsewhere.orders(backend_id, self.memory.orders(backend_id))
 
     def ordered(self, backend_id: str) -> tuple[tuple[str, bool], ...]:
-        """Return the adapters of which an operator ordered that they are on a backend, or are not.
+        """Return which adapters an operator ordered to be on a backend (True), or not to be (False).
 
-        Of the suspects too: a restarted server does not load them before it serves.
+        Adapters that may have ended a server count as not ordered there: a restarted one serves before it loads them.
         """
         ordered = ((name, order.keep) for name, order in self.orders(backend_id).items())
         suspects = self.deadly.suspects(self.listed_paths) if self.deadly else ()
@@ -170,7 +170,7 @@ class Known:
         return [
             Wanted(
                 name,
-                # One that is not listed is wanted only where an operator ordered it.
+                # An adapter that is not listed is wanted only where an operator ordered it.
                 copies=copies[name] if name in copies else len(pins[name]),
                 pins=frozenset(pins.get(name, ())),
                 demand=self.demand.get(name, 0.0),
@@ -187,7 +187,7 @@ class Known:
         paths = self.paths_at(backend.id, paths)
         gone = {name for place, name in self.gone if place == backend.id}
         held = frozenset(backend.adapters) - gone
-        unloads = not self.elsewhere.stale  # else others may use what nobody uses here
+        unloads = not self.elsewhere.stale  # when stale, others may use what is unused here
         out = frozenset(name for name, each in self.orders(backend.id).items() if not each.keep)
         ahead_s = backend.weighed().ahead_s
         return Place(
@@ -235,7 +235,7 @@ class Known:
         return next((adapter_limits(config) for config in found), AdapterLimits())
 
     def why_not(self, backend: Backend, paths: Mapping[str, str], now: float) -> dict[str, str]:
-        """Return, for people, why a backend does not load the adapters now that it lacks; empty: it may."""
+        """Return, for people, why a backend does not load each adapter that it lacks; empty: it may load it."""
         limits, why = self.limits(backend), ""
         if limits.most is not None and len(backend.adapters) >= limits.most:
             why = (
@@ -251,7 +251,7 @@ class Known:
         return dict.fromkeys(paths, why) | self._barred(backend, paths, now)
 
     def _closed(self, backend: Backend, now: float) -> bool:
-        """Whether a load could mix up requests that run, or may run for other gateways."""
+        """Whether a load could mix up running requests, ours or those of other gateways."""
         return mixes(backend) and (self.elsewhere.stale or bool(self.in_use(backend, now)))
 
     def _barred(self, backend: Backend, paths: Mapping[str, str], now: float) -> dict[str, str]:
@@ -300,7 +300,7 @@ def adapters_in_use(backend: Backend, now: float) -> frozenset[str]:
 def mixes(backend: Backend) -> bool:
     """Whether a load may make running requests use another adapter's weights.
 
-    A backend that reports no version counts as one that does: nobody would notice it happen.
+    A backend that reports no version counts as one that does: a mix-up would go unnoticed.
     """
     found = _VERSION.match(backend.version or "")
     return found is None or (int(found[1]), int(found[2])) < _KEEPS_APART

@@ -1,10 +1,10 @@
-"""Adapters of several gateways or workers: one places them for the requests of all, the others do as it tells.
+"""Adapters of several gateways or workers: one gateway plans for the requests of all, the others follow it.
 
-Each tells which adapters its requests use and wait for. Who holds a lease plans for the sum, and tells what each
-backend has and lacks. Of the workers of a gateway only the first may: operators order and ask there.
+Each tells which adapters its requests use and wait for. The holder of a lease plans for the sum, and tells what each
+backend has and lacks. Of the workers of one gateway only the first may hold it: operators' orders arrive there.
 
-While the store does not answer, who placed them last goes on, and the others go by what backends show. Once its
-lease is over another one may lead, and it unloads nothing that others may use.
+While the store does not answer, the gateway that planned last goes on, and the others go by the model lists of the
+backends. Once its lease has ended another gateway may plan, so it unloads nothing that others may use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gateway.store.seat import Seat
 from gateway.store.shared import Board, SharedStore, StoreUnavailable, read_told
 
 _BEAT_S: Final = 0.25
-_KEPT_S: Final = 2.0  # what is older says nothing: its gateway died, or cannot reach the store
+_KEPT_S: Final = 2.0  # an older message does not count: its gateway died, or cannot reach the store
 _FORMAT: Final = msgspec.json.Decoder(dict[str, PoolTold])
 
 
@@ -35,10 +35,10 @@ class Together:
     clock: Clock
     id: str
     may_lead: bool = True
-    others: bool = False  # there are some for sure: other workers
+    others: bool = False  # there certainly are others: the other workers
     _seat: Seat = field(init=False)
-    _leads: bool | None = None  # None: nobody has told yet
-    _others: list[dict[str, PoolTold]] = field(default_factory=list)  # what they told last
+    _leads: bool | None = None  # None: not known yet
+    _others: list[dict[str, PoolTold]] = field(default_factory=list)  # their last messages
     _heard_at: float = -math.inf
 
     def __post_init__(self) -> None:
@@ -53,7 +53,7 @@ class Together:
         await periodic(turn, every_s=_BEAT_S, name="adapters of all gateways")
 
     async def turn(self, pools: Mapping[str, PoolAdapters]) -> None:
-        """Tell of the adapters here, and hear of the others."""
+        """Exchange messages with the other gateways, and decide whether this one leads."""
         found: Mapping[str, tuple[str, float]] | None = None
         try:
             if self.may_lead:
@@ -72,5 +72,5 @@ class Together:
         stale = found is None and self._leads and not self._seat.ours
         for name, keeper in pools.items():
             keeper.leads = self._leads
-            told = [each[name] for each in self._others if name in each]
-            keeper.hear(Elsewhere(told, stale=stale, others=self.others))
+            messages = [each[name] for each in self._others if name in each]
+            keeper.hear(Elsewhere(messages, stale=stale, others=self.others))

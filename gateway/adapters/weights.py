@@ -27,11 +27,11 @@ def sizes(paths: Iterable[str]) -> dict[str, Size]:
     for path in paths:
         folder = Path(path)
         try:
-            told = msgspec.json.decode(
+            config = msgspec.json.decode(
                 (folder / "adapter_config.json").read_bytes(), type=_PeftConfig
             )
             weights = folder / "adapter_model.safetensors"
-            found[path] = Size(told.r, weights.stat().st_size if weights.exists() else None)
+            found[path] = Size(config.r, weights.stat().st_size if weights.exists() else None)
         except (OSError, msgspec.DecodeError):
             continue
     return found
