@@ -1,6 +1,6 @@
-"""What the workers of one gateway have used of each limit: their parent does what scripts do on Redis.
+"""Count in the parent what the workers of one gateway use of each limit: it does what the scripts do on Redis.
 
-It lives as long as the gateway. A worker that dies holds no place among what runs for longer than a lease.
+The parent lives as long as the gateway. The running requests of a worker that dies count for at most one lease.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gateway.limiting.levels import Levels, Moment
 from gateway.limiting.rules import month_of, over, used_with
 
 _AMOUNTS: Final = len(Amounts._fields)
-_HEAD: Final = 2 + _AMOUNTS  # words that come before the rules
+_HEAD: Final = 2 + _AMOUNTS  # words before the rules
 
 
 class SharedLevels:
-    """Answers `scripts`, with the same words. One owner, one event loop; nothing waits."""
+    """Answers as the scripts of `limiting.scripts` do. One owner, one event loop; nothing waits."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -33,7 +33,7 @@ class SharedLevels:
         }
 
     def run(self, sha: str, stores: Sequence[str], args: Sequence[str | int]) -> str:
-        """Do what a script does; a script of another version does nothing, and says nothing."""
+        """Do what a script does, and return its reply; empty for a script of another version."""
         act = self._acts.get(sha)
         at = Moment.of(self._clock.now(), self._clock.wall())
         return "" if act is None else act(tuple(stores), [str(each) for each in args], at)
@@ -49,8 +49,8 @@ class SharedLevels:
             self._levels.put(counts, used, at)
             if costs.requests:
                 self._levels.begin(counts, lease, at.now + float(for_ms) / 1000)
-        told = [f"{'!' if place in places else ''}{each:.9f}" for place, each in enumerate(used)]
-        return f"{int(fits)} {at.day} {' '.join(told)}"
+        levels = [f"{'!' if place in places else ''}{each:.9f}" for place, each in enumerate(used)]
+        return f"{int(fits)} {at.day} {' '.join(levels)}"
 
     def _settle(self, stores: tuple[str, ...], args: list[str], at: Moment) -> str:
         lease, taken_on, more, counts = _read(stores, args[0])
@@ -77,8 +77,8 @@ class SharedLevels:
         return ""
 
 
-def _read(stores: tuple[str, ...], told: str) -> tuple[str, str, Amounts, Counts]:
-    first, second, *rest = told.split(" ", _HEAD)
+def _read(stores: tuple[str, ...], words: str) -> tuple[str, str, Amounts, Counts]:
+    first, second, *rest = words.split(" ", _HEAD)
     return first, second, Amounts(*map(float, rest[:_AMOUNTS])), _counts(stores, rest[_AMOUNTS])
 
 

@@ -1,4 +1,4 @@
-"""What one process knows to be used of each limit: all there is where it runs alone, else its part."""
+"""What one process counts as used of each limit: everything if it runs alone, else its part."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CALENDAR: Final = frozenset({Period.DAY, Period.MONTH})
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Now, as limits count it."""
+    """One moment, by the clock of minutes and by the calendar."""
 
     now: float
     day: int
@@ -29,14 +29,14 @@ class Moment:
         return cls(now, day, month_of(day))
 
     def stamp(self, period: Period) -> float:
-        """Return what a level of a period is valid for."""
+        """Return the stamp of a level that is noted now: a time, a day or a month."""
         if period is Period.MINUTE:
             return self.now
         return self.day if period is Period.DAY else self.month
 
 
 class Level(NamedTuple):
-    """What is used of one amount. It is valid for `stamp`, and was taken under the limit `most`."""
+    """What is used of one amount as of `stamp`, under the limit `most`."""
 
     stamp: float
     used: float
@@ -44,30 +44,31 @@ class Level(NamedTuple):
 
 
 _EMPTY: Final = Level(0.0, 0.0, 0.0)
-_REPLICAS_MOST: Final = 60  # that share a limit; the share of each empties as much more slowly
+_MOST_REPLICAS: Final = 60  # that share a limit: the part of each empties so much more slowly
 
 _Place = tuple[str, int, Period]  # the name of a store, and which amount over which time
 
 
 def _counts(level: Level, period: Period, at: Moment) -> bool:
-    """Whether something is left of a level."""
+    """Whether a level still counts: its minute is not empty, or its day or month not over."""
     if period is not Period.MINUTE:
         return level.stamp >= at.stamp(period)
-    return at.now - level.stamp < level.used / level.most * MINUTE_S * _REPLICAS_MOST
+    return at.now - level.stamp < level.used / level.most * MINUTE_S * _MOST_REPLICAS
 
 
 @dataclass(slots=True)
 class Levels:
-    """By the names of stores: levels by amount and period, and leases of what runs."""
+    """The levels of each store, by amount and period, and its leases of running requests."""
 
     amounts: OrderedDict[_Place, Level] = field(default_factory=OrderedDict)
-    running: dict[str, dict[str, float]] = field(default_factory=dict)  # until when, oldest first
+    # By store and lease: until when it counts. The oldest come first.
+    running: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def used(self, plan: Counts, at: Moment, replicas: int = 1) -> tuple[float, ...]:
         """Return what is used of each rule; a clock that goes back empties nothing.
 
-        A minute empties at the pace of the limit; of several `replicas` each has its part of that, too. Under
-        a limit that was lowered no more is used than a whole minute of it.
+        A minute empties at the pace of the limit, or of its part where several `replicas` share it. When a limit is
+        lowered, what is used becomes at most a whole minute of the new one.
         """
         stores = plan.stores
         return tuple([self._level(stores[rule.store], rule, at, replicas) for rule in plan.rules])
@@ -85,7 +86,7 @@ class Levels:
         return used if stamp >= at.stamp(period) else 0.0
 
     def recall(self, plan: Counts, at: Moment, spent: Callable[[int], float]) -> None:
-        """Begin the days and months of a plan, of which nothing is known yet, with what was used of them before."""
+        """Begin days and months that have no level yet with what is known to be `spent` of them."""
         for number, rule in enumerate(plan.rules):
             if rule.period in CALENDAR:
                 place = plan.stores[rule.store], rule.amount, rule.period
@@ -93,14 +94,14 @@ class Levels:
                     self._note(place, Level(at.stamp(rule.period), spent(number), rule.most), at)
 
     def put(self, plan: Counts, used: Sequence[float], at: Moment) -> None:
-        """Note what is used of each rule but of those that count what runs."""
+        """Note what is used of each rule, except rules of running requests."""
         for rule, level in zip(plan.rules, used, strict=True):
             if rule.period is not Period.RUNNING:
                 place = plan.stores[rule.store], rule.amount, rule.period
                 self._note(place, Level(at.stamp(rule.period), level, rule.most), at)
 
     def _note(self, place: _Place, level: Level, at: Moment) -> None:
-        """Note a level; a new one makes up for two others, if they count no more."""
+        """Note a level. A new one first removes up to two old ones that do not count any more, so memory is bounded."""
         if place not in self.amounts:
             for _ in range(min(2, len(self.amounts))):
                 looked_at, each = self.amounts.popitem(last=False)
@@ -111,7 +112,7 @@ class Levels:
     def charge(
         self, plan: Counts, more: Amounts, at: Moment, taken_on: int, replicas: int = 1
     ) -> None:
-        """Count what is used more, or, as far as there is, less; what was taken on another day stays with that."""
+        """Add what is used more, or give back what is used less; not to this day what was taken on another one."""
         if more == NOTHING:
             return
         levels = []
@@ -125,25 +126,25 @@ class Levels:
         self.put(plan, levels, at)
 
     def begin(self, plan: Counts, lease: str, until: float = math.inf) -> None:
-        """Count a request among what runs, until it ends or is given up."""
+        """Count a request as running, until it ends or its lease does."""
         for place in plan.running:
             self.renew(plan.stores[place], lease, until)
 
     def renew(self, store: str, lease: str, until: float) -> None:
-        """Count what runs in a store for longer."""
+        """Extend a lease in a store."""
         leases = self.running.setdefault(store, {})
         leases.pop(lease, None)  # so that the dictionary's order is that of time
         leases[lease] = until
 
     def give_up(self, plan: Counts, now: float) -> None:
-        """Count no more what nobody has renewed."""
+        """Remove the leases that nobody has renewed in time."""
         for place in plan.running:
             leases = self.running.get(plan.stores[place], {})
             while leases and leases[lease := next(iter(leases))] <= now:
                 del leases[lease]
 
     def end(self, plan: Counts, lease: str) -> None:
-        """Count a request no more."""
+        """Count a request as ended."""
         for place in plan.running:
             store = plan.stores[place]
             leases = self.running.get(store)

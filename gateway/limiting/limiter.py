@@ -1,15 +1,15 @@
-"""`Limiter`: takes what a request costs of its limits, and gives back what it did not use.
+"""`Limiter`: take what a request costs from its limits, and give back what it did not use.
 
     take -> (wait for room, send, relay) -> settle, synchronously, on every way out
 
-A process that is alone holds all there is. Replicas hold it in Redis, where each call is one script over all
-scopes that takes all or nothing; workers without Redis hold it in their parent, which does what the scripts
-do (`limiting.inparent`). What follows holds for either. When Redis does not answer, each rule does as its `on_outage`
-says. `local` gives out this replica's share, limit / replicas, and goes on from what was used when Redis
-last answered. No request waits for a Redis that is known to be away, and none longer than 50 ms; of one
-that is slow, one request a second finds out whether it still is.
+A process that runs alone keeps all levels itself. Replicas keep them in Redis, where each call is one script over
+all scopes that takes all or nothing. Workers without Redis keep them in their parent, which does what the scripts
+do (`limiting.inparent`); below, "Redis" is either. When Redis does not answer, each rule follows its `on_outage`:
+`local` gives out this replica's share, limit / replicas, and goes on from what was used when Redis last answered.
+No request waits for a Redis that is known to be away, and none longer than 50 ms. Of a slow Redis, one request a
+second finds out whether it is still slow.
 
-That a request runs is a lease of 30 s, renewed while it does: what a killed replica held frees itself.
+A running request is a lease of 30 s, renewed while it runs: what a killed replica held frees itself.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ _LOOK_S: Final = 1.0
 _WITHIN_S: Final = 0.05
 _AGAIN_S: Final = 1.0
 _MOST_RENEWED: Final = 256  # with one call
-_TOLD_MOST: Final = 16_384
-_UNTOLD_MOST: Final = 16_384  # of an outage: what ends after them, Redis learns of no more
+_MOST_LEVELS: Final = 16_384  # that are kept of Redis
+_MOST_UNTOLD: Final = 16_384  # requests that ended in an outage; Redis never learns of later ones
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """What a request does not fit; `share_of` replicas each had their part."""
+    """The limit that a request does not fit; `share_of` replicas each have their part of it."""
 
     why: Refusal
     plan: Plan
     used: tuple[float, ...]
     wall: float
     share_of: int = 1
-    shared: bool = False  # as of `Taken`
+    shared: bool = False  # as in `Taken`
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """Nothing is let through by this limit while replicas cannot agree on what is used."""
+    """A limit that lets nothing through while replicas cannot agree on what is used."""
 
     limit: Limit
 
 
 @dataclass(frozen=True, slots=True)
 class _Settled:
-    """What a request used in the end, over what was taken for it; `head` has its lease and day."""
+    """What a request used in the end, beyond what was taken for it; `head` has its lease and day."""
 
     plan: Plan
     head: str
@@ -79,34 +79,33 @@ class Limiter:
         replicas: Callable[[], int],
         spent: Callable[[Judged, str], float] | None = None,
     ) -> None:
-        """`spent` tells what is known to be used of a day or month; what is shared may lack it."""
+        """`spent` returns what is known to be used of a day or month; Redis may have lost it."""
         self._spent = spent
-        # False: `usage.telling` calls `tell_owed`, before it sends ledger lines.
-        self.tells_owed = True
+        self.tells_owed = True  # False: `usage.telling` does, before it sends ledger lines
         self.on_lost: list[Callable[[], None]] = []  # Redis lost days and months
         self.levels = Levels()
         self._clock = clock
         self._link = link
         self._replicas = replicas
-        self._again_at = -math.inf  # Redis was slow, and is asked again then
-        self._told: dict[Plan, tuple[tuple[float, ...], float]] = {}  # by Redis, and when
+        self._again_at = -math.inf  # when a Redis that was slow is asked again
+        self._last: dict[Plan, tuple[tuple[float, ...], float]] = {}  # levels in Redis, and when
         # `_begun`: plans whose levels in Redis were already raised to the known usage, with the levels of days and
-        # months that it told last. `_before`: that usage, by store, amount, period and day.
+        # months that Redis told last. `_before`: that usage, by store, amount, period and day.
         self._begun: dict[tuple[tuple[str, ...], str], tuple[float, ...]] = {}
         self._before: dict[tuple[str, int, Period, int], float] = {}
-        # Of days and months, that Redis was not told; by the day on which it was used, too.
+        # What was used of days and months and Redis was not told, by plan and day.
         self._owed: dict[tuple[Plan, int], Amounts] = {}
-        self._untold: list[_Settled] = []  # to Redis, of what it let through
-        self._unknown = False  # what runs here may be unknown to Redis
+        self._untold: list[_Settled] = []  # requests that ended, of which Redis was not told
+        self._unknown = False  # Redis may not know all that runs here
         self._renewed_at = -math.inf
         self.refusals: dict[tuple[str, ...], float] = {}  # by scope, rule, and whether in shadow
         self._life = secrets.token_hex(4)
         self._number = 0
 
     async def take(self, plan: Plan, costs: Amounts) -> Taken | Refused | Closed:
-        """Take what a request costs, all or nothing. What costs no request takes no place among what runs.
+        """Take what a request costs, all or nothing. Costs without a request do not count as running.
 
-        Cancel: nothing runs for it; what it took nevertheless is given back once Redis says so.
+        Cancel: nothing counts as running; what was taken all the same is given back once Redis answers.
         """
         self._number += 1
         lease = f"{self._life}-{self._number}"
@@ -123,7 +122,7 @@ class Limiter:
     async def foresee(self, plan: Plan, costs: Amounts) -> Refused | Closed | None:
         """Return how `take` would refuse a request now, None: it would not; nothing is used up.
 
-        Cancel: as of `take`.
+        Cancel: as in `take`.
         """
         found = await self.take(plan, NOTHING)
         if isinstance(found, Closed):
@@ -139,11 +138,11 @@ class Limiter:
 
     def count(self, limit: Limit) -> None:
         """Count a request that did not fit a limit."""
-        told = limit.scope.value, limit.rule.value, str(limit.shadow).lower()
-        self.refusals[told] = self.refusals.get(told, 0) + 1
+        labels = limit.scope.value, limit.rule.value, str(limit.shadow).lower()
+        self.refusals[labels] = self.refusals.get(labels, 0) + 1
 
     def settle(self, taken: Taken, actual: Amounts) -> None:
-        """Give back what was taken too much, charge what was too little; the request runs no more."""
+        """End a request: give back what it took too much, or charge what it took too little."""
         plan, more = charged(taken), actual.less(taken.costs)
         if plan.running:
             self.levels.end(plan, taken.lease)
@@ -157,16 +156,16 @@ class Limiter:
             self._tell(_Settled(plan, f"{taken.lease} {taken.day}", more), self._link)
 
     def _tell(self, settled: _Settled, link: Scripted) -> None:
-        """Tell Redis what a request used in the end; again, if it did not hear that."""
+        """Tell Redis what a request used in the end; later again, if the call fails."""
 
         def lost(may_have_run: bool) -> None:
-            if len(self._untold) < _UNTOLD_MOST:
-                # To end a lease twice does no harm, to charge twice does.
+            if len(self._untold) < _MOST_UNTOLD:
+                # To end a lease twice does no harm; to charge twice does.
                 again = replace(settled, more=NOTHING) if may_have_run else settled
                 self._untold.append(again)
 
-        plan, told = settled.plan, scripts.words(settled.head, settled.more, settled.plan.words)
-        link.post(scripts.SETTLE, plan.stores, told, lost)
+        plan, words = settled.plan, scripts.words(settled.head, settled.more, settled.plan.words)
+        link.post(scripts.SETTLE, plan.stores, words, lost)
 
     async def run(self) -> None:
         """Renew the leases of what runs, and tell Redis what it missed, until cancelled."""
@@ -186,12 +185,12 @@ class Limiter:
         self._renewed_at = self._clock.now()
 
     def recall(self) -> None:
-        """More is known of what was spent: no day or month is counted from less."""
+        """Raise days and months in Redis again, as more is known of what was spent."""
         self._begun.clear()
         self._before.clear()
 
     async def tell_owed(self) -> None:
-        """Tell Redis what days and months lost to an outage. One that is over counts no more.
+        """Tell Redis what was used of days and months in an outage. One that is over does not count any more.
 
         Raises:
             StoreUnavailable: it does not answer; a part may be lost.
@@ -200,17 +199,17 @@ class Limiter:
             (plan, day), more = self._owed.popitem()
             today = self._moment().day
             if rules := still_counted(plan, day, today):
-                told = scripts.words(f"- {today}", more, rules)
-                await self._link.ask(scripts.SETTLE, plan.stores, told)
+                words = scripts.words(f"- {today}", more, rules)
+                await self._link.ask(scripts.SETTLE, plan.stores, words)
 
     async def _turn(self) -> None:
         if self._link is None or self._link.trouble:
             return
         if self._unknown or self._clock.now() - self._renewed_at >= _RENEW_S:
             await self.renew()
-        if len(self._told) > _TOLD_MOST:  # by plans that are in force no more
-            self._told.clear()
-        if len(self._before) > _TOLD_MOST:
+        if len(self._last) > _MOST_LEVELS:  # many are of plans that are not in force any more
+            self._last.clear()
+        if len(self._before) > _MOST_LEVELS:
             self.recall()
         untold, self._untold = self._untold, []
         for settled in untold:
@@ -244,28 +243,28 @@ class Limiter:
         if self._unknown:
             await self.renew()
         counted = plan.stores, plan.calendar
-        # What is spent has what is owed, which comes on top of each level: so that is told first.
+        # What is spent includes what is owed, which would count twice: so that is told first.
         begins = bool(plan.calendar) and counted not in self._begun and not self._owed
         if begins and self._spent is not None:
             link.post(scripts.RECALL, plan.stores, self._recalled(self._spent, plan))
-        told = scripts.words(f"{lease} {RUNS_S * 1000:.0f}", costs, plan.words)
+        words = scripts.words(f"{lease} {RUNS_S * 1000:.0f}", costs, plan.words)
         try:
             reply: str = await link.ask(
-                scripts.TAKE, plan.stores, told, _WITHIN_S if plan.closed is None else BUDGET_S,
+                scripts.TAKE, plan.stores, words, _WITHIN_S if plan.closed is None else BUDGET_S,
                 partial(self._give_back, link, plan, costs),
             )  # fmt: skip
         except BaseException:
-            # It may have been taken: it runs not. Its tokens stay taken until Redis says so, or a client
-            # that leaves could have back what it never took.
+            # It may have been taken, but it does not run. Its tokens stay taken until Redis says that it took them,
+            # lest a client that leaves gets back what it never took.
             if plan.running:
-                told = scripts.words(f"{lease} 0", NOTHING, plan.words)
-                link.post(scripts.SETTLE, plan.stores, told)
+                words = scripts.words(f"{lease} 0", NOTHING, plan.words)
+                link.post(scripts.SETTLE, plan.stores, words)
             raise
         self._again_at = -math.inf
         fits, day, used, marked = scripts.answer(reply)
         if begins or (plan.calendar and counted in self._begun):
             self._see(plan, used, costs if fits else NOTHING)
-        self._told[plan] = used, self._clock.now()
+        self._last[plan] = used, self._clock.now()
         wall = self._clock.wall()
         if fits:
             self._begin(plan, costs, lease)
@@ -275,7 +274,7 @@ class Limiter:
         return Refused(why, plan, used, wall, shared=True)
 
     def _give_back(self, link: Scripted, plan: Plan, costs: Amounts, reply: str) -> None:
-        """Give back what Redis let a request take that had given up waiting: it was refused, or counts here."""
+        """Give back what Redis took for a request that had given up waiting: it was refused, or counts here."""
         if not reply:  # the parent process is of another version
             return
         fits, day, used, marked = scripts.answer(reply)
@@ -286,8 +285,8 @@ class Limiter:
     def _see(self, plan: Plan, used: tuple[float, ...], taken: Amounts) -> None:
         """Note the days and months that Redis told, and whether it lost some.
 
-        It did where it tells less than half of before, and less than is known to be spent: one node of a cluster
-        may lose its data, or a level may be evicted, while the usage is still there.
+        It lost one that is less than half of its last level, and less than is known to be spent: one node of a
+        cluster may lose its data, or a level may be evicted, while the usage is still there.
         """
         counted, levels = (plan.stores, plan.calendar), []
         before, lost = iter(self._begun.get(counted, ())), False
@@ -299,8 +298,8 @@ class Limiter:
         self._begun[counted] = tuple(levels)
         if lost:
             self.recall()
-            for told in self.on_lost:
-                told()
+            for listener in self.on_lost:
+                listener()
 
     def _take_here(self, plan: Plan, costs: Amounts, lease: str) -> Taken | Refused:
         wall, replicas, away = self._clock.wall(), max(1, self._replicas()), self._link is not None
@@ -340,10 +339,10 @@ class Limiter:
         return plan.calendar, " ".join([str(day), *used])
 
     def _go_on(self, replicas: int) -> None:
-        """Go on from this replica's part of what Redis told last."""
-        told, self._told = self._told, {}
+        """Go on from this replica's part of the levels that Redis told last."""
+        last, self._last = self._last, {}
         began = self._clock.wall() - self._clock.now()
-        for plan, (used, now) in sorted(told.items(), key=lambda each: each[1][1]):
+        for plan, (used, now) in sorted(last.items(), key=lambda each: each[1][1]):
             self.levels.put(plan, [each / replicas for each in used], Moment.of(now, began + now))
 
     def _moment(self) -> Moment:

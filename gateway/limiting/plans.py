@@ -1,8 +1,8 @@
-"""Which limits a request has to fit: compiled once for each key, model and pool, in the order of their scopes.
+"""Compile the limits that a request has to fit, once for each key, model and pool, in the order of their scopes.
 
-A request has the limits of its key, those that its key has for its model, and those of its tenant. What
-is used of each scope is kept in stores of its own: one for amounts, one for what runs. Their names have
-the tenant as hash tag, so that one script may use them all on one node of a cluster.
+A request has the limits of its key, those of its key for its model, and those of its tenant. Each scope has two
+stores of its own: one for amounts, one for running requests. The names of stores have the tenant as hash tag,
+so that one script may use all of them on one node of a cluster.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from gateway.core.limits import (
     manner_of,
 )
 from gateway.limiting.levels import CALENDAR
-from gateway.limiting.rules import passed_by
+from gateway.limiting.rules import MONEY, passed_by
 from gateway.store.scripts import PREFIX
 
-_CACHED_MOST: Final = 4096
+_MOST_CACHED: Final = 4096
 _LABELS: Final[tuple[tuple[bytes, frozenset[Rule]], ...]] = (
     (b"requests", frozenset({Rule.REQUESTS})),
     (
@@ -58,7 +58,7 @@ class Plans:
         made = self._made.get((caller.key_id, model, pool))
         if made is not None and made[0] is caller:
             return made[1]
-        if len(self._made) >= _CACHED_MOST:
+        if len(self._made) >= _MOST_CACHED:
             self._made.clear()
         plan = compiled(caller, self._tenants.get(caller.tenant), model, pool)
         self._made[caller.key_id, model, pool] = caller, plan
@@ -79,7 +79,7 @@ def compiled(
             runs = period is Period.RUNNING
             if runs not in places:
                 places[runs] = len(stores)
-                # First, for a glob of models may be any text.
+                # The tenant comes first, as a glob of models may be any text.
                 stores.append(f"{PREFIX}{{t:{caller.tenant}}}:{'runs:' if runs else ''}{store}")
             rules.append(Judged(places[runs], period, amount, limit.most, limit.shadow, limit))
     if not rules:
@@ -98,21 +98,18 @@ def compiled(
         tokens_most=_least(rules, Rule.TOKENS_DAY, Rule.TOKENS_MONTH),
         money_most=_least(rules, Rule.BUDGET_DAY, Rule.BUDGET_MONTH),
         closed=next((r.limit for r in rules if r.limit.on_outage is OnOutage.CLOSED), None),
-        priced=any(each.amount == _MONEY for each in rules),
+        priced=any(each.amount == MONEY for each in rules),
     )
 
 
 def charged(taken: Taken) -> Plan:
-    """Return the part of a plan of which a request took something: what it used in the end counts there."""
+    """Return the rules of a plan from which a request took something: they count what it used in the end."""
     plan = taken.plan
     passed = passed_by(plan, taken.shadowed) if taken.shadowed else None
     if not passed:
         return plan
     rules = [rule for place, rule in enumerate(plan.rules) if place not in passed]
     return replace(plan, rules=tuple(rules), words=_words(rules))
-
-
-_MONEY: Final = RULES[Rule.BUDGET_DAY][1]
 
 
 def limits_of(limits: KeyLimits, scope: Scope, owner: str, models: str = "") -> Iterator[Limit]:
@@ -156,9 +153,11 @@ def _words(rules: list[Judged]) -> str:
 
 
 def _shown(rules: list[Judged]) -> Iterator[tuple[bytes, tuple[int, ...]]]:
-    for label, told in _LABELS:
+    for label, counted in _LABELS:
         places = [
-            place for place, each in enumerate(rules) if each.limit.rule in told and not each.shadow
+            place
+            for place, each in enumerate(rules)
+            if each.limit.rule in counted and not each.shadow
         ]
         if places:
             yield label, tuple(places)

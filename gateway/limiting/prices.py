@@ -8,7 +8,7 @@ from typing import Final
 from gateway.config.keylimits import PricesConfig
 from gateway.core.limits import Price
 
-_CACHED_MOST: Final = 4096
+_MOST_CACHED: Final = 4096
 
 
 class Prices:
@@ -24,7 +24,7 @@ class Prices:
         if not self._globs:
             return None
         if (model, pool) not in self._found:
-            if len(self._found) >= _CACHED_MOST:
+            if len(self._found) >= _MOST_CACHED:
                 self._found.clear()
             self._found[model, pool] = self._by_name(model) or self._by_name(pool)
         return self._found[model, pool]

@@ -1,11 +1,11 @@
-"""Whether a request fits its limits, and what is told of them. Pure.
+"""Whether a request fits its limits, and the words and headers about them. Pure.
 
 A limit per minute is a bucket of one minute's worth that empties continuously: `used` falls by limit / 60 a
 second, and a request fits while used + what it costs is at most the limit. So of N minutes nobody gets more
-than N + 1 minutes' worth. A limit per day or month counts from the beginning of that, in UTC. What was taken
-too much is given back, what was too little is charged later, over the limit if need be. A request that fits
-one of its rules and not another takes nothing of any. One that a minute would refuse, and that is let through
-(`shadow`), takes nothing of that minute: so a limit that is tried refuses as many as it would if it held.
+than N + 1 minutes' worth. A limit per day or month counts from the beginning of that, in UTC. If too much was taken
+it is given back; if too little, it is charged later, over the limit if need be. A request that does not fit one of
+its rules takes nothing from any. A request that a minute in `shadow` would refuse is let through and takes nothing
+from that minute: so a limit that is tried out refuses as many as it would in force.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Final
 
 from gateway.core.limits import (
+    RULES,
     Amounts,
     Counted,
     Counts,
@@ -25,6 +26,7 @@ from gateway.core.limits import (
     OnOutage,
     Period,
     Plan,
+    Rule,
     Scope,
 )
 
@@ -34,7 +36,7 @@ DAY_S: Final = 86_400.0
 ROUNDING: Final = 1e-6
 _ENDS_SOON_S: Final = 1.0  # nobody knows when a running request ends
 _AGREE_SOON_S: Final = 30.0  # nor when replicas agree again
-_MONEY: Final = 4
+MONEY: Final = RULES[Rule.BUDGET_DAY][1]  # the amount that budgets count
 
 _TENANTS: Final = (Scope.TENANT, Scope.TENANT_MODEL)
 
@@ -72,28 +74,28 @@ def _month_ends(month: int) -> float:
 
 
 def resets_in_s(period: Period, wall: float) -> float:
-    """Return when a calendar period ends."""
+    """Return the seconds until a day or month ends."""
     day = day_of(wall)
     ends = (day + 1) * DAY_S if period is Period.DAY else _month_ends(month_of(day))
     return ends - wall
 
 
 def still_counted(plan: Plan, day: int, today: int) -> str:
-    """Return the rules of a plan, as scripts read them, whose day or month has what was used on a day."""
+    """Return the rules of a plan, as scripts read them, whose present day or month includes an earlier `day`."""
     if day == today:
         return plan.calendar
     return plan.months if month_of(day) == month_of(today) else ""
 
 
 def most_here(rule: Counted, replicas: int) -> float:
-    """Return one replica's part of a limit: of what is counted at least one, so that nobody is shut out."""
+    """Return one replica's part of a limit: at least one of what is counted, so that nobody is shut out."""
     if replicas <= 1:
         return rule.most
-    return rule.most / replicas if rule.amount == _MONEY else max(1.0, rule.most // replicas)
+    return rule.most / replicas if rule.amount == MONEY else max(1.0, rule.most // replicas)
 
 
 def over(plan: Counts, costs: Amounts, used: Sequence[float], replicas: int = 1) -> list[int]:
-    """Return the rules that a request does not fit, those in shadow too."""
+    """Return the places of the rules that a request does not fit, those in shadow too."""
     return [
         place
         for place, (rule, level) in enumerate(zip(plan.rules, used, strict=True))
@@ -102,7 +104,7 @@ def over(plan: Counts, costs: Amounts, used: Sequence[float], replicas: int = 1)
 
 
 def passed_by(plan: Counts, places: Sequence[int]) -> frozenset[int]:
-    """Return, of the rules that a request does not fit, those of which it takes nothing if it is let through."""
+    """Return, of the rules that a request does not fit, those from which it takes nothing if it is let through."""
     return frozenset(each for each in places if plan.rules[each].period is Period.MINUTE)
 
 
@@ -125,7 +127,7 @@ def refusal(  # noqa: PLR0913 - what a judgement rests on
 ) -> Refusal | None:  # fmt: skip
     """Return, of the rules that a request does not fit, the one that refuses it for the longest; None: none does.
 
-    `away`: replicas cannot agree, and those that are `open` refuse nothing.
+    `away`: replicas cannot agree, and rules with `on_outage: open` refuse nothing.
     """
     found: list[Refusal] = []
     for place in places:
@@ -153,13 +155,13 @@ def _fits_in_s(rule: Judged, most: float, used: float, cost: float, wall: float)
     return resets_in_s(rule.period, wall)
 
 
-# --- what is told ---------------------------------------------------------------------------------
+# --- words and headers ----------------------------------------------------------------------------
 
 
 def header_lines(plan: Plan, used: Sequence[float], wall: float, share_of: int = 1) -> bytes:
-    """Return `x-ratelimit-*` in OpenAI's form: the tightest limit of each label, what remains, and when it is whole.
+    """Return `x-ratelimit-*` in OpenAI's form: the tightest limit of each label, what remains, when it is whole again.
 
-    Where `share_of` replicas each have their part, what remains is of that, and what is used empties as slowly.
+    Where `share_of` replicas each have their part, what remains is of that part, which empties at its own pace.
     """
     lines, rules = b"", plan.rules
     for label, places in plan.shown:
@@ -181,7 +183,7 @@ def header_lines(plan: Plan, used: Sequence[float], wall: float, share_of: int =
 
 
 def told(found: Refusal, *, share_of: int = 1, currency: str = "") -> str:
-    """Return a refusal for people; `share_of` replicas each have their part while they cannot agree."""
+    """Return a refusal for people; `share_of`: how many replicas have a part each while they cannot agree."""
     limit = found.limit
     runs = limit.rule.value.startswith("concurrent")
     money = currency if limit.rule.value.startswith("budget") else None

@@ -1,10 +1,10 @@
-"""What Redis runs for limits. See `store.scripts`, and `limiting.rules` for what is judged.
+"""The scripts that Redis runs for limits. `store.scripts` calls them; `limiting.rules` has the same rules in Python.
 
-KEYS are the stores of a plan: of amounts, a hash of `<stamp> <used>` by field; of what runs, a sorted set
+KEYS are the stores of a plan: for amounts, a hash of `<stamp> <used>` by field; for running requests, a sorted set
 of leases by their end. A field is the place of an amount, and the period over which it counts: `0m` is
 requests per minute. The stamp of a minute's field is a time in ms; of a day's or month's, which one it is.
-`0m most` is the limit under which those of the minute were taken.
-ARGV is one text of words, for each argument costs the client as much as a whole script costs Redis.
+`0m most` is the limit under which `0m` was written.
+ARGV is one text of words, because each argument costs the client as much as a whole script costs Redis.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ end
 """
 
 # Words: lease, its time in ms, five costs, then four of each rule (see `limiting.plans`).
-# Returns words: whether it fits, the day, and what is used of each rule, with what it took; ! where it is over.
+# Returns words: whether it fits, the day, and what is used of each rule now; a rule that it does not fit has a !.
 TAKE: Final = Script(
     _LEVELS
     + """
@@ -118,9 +118,9 @@ return table.concat(reply, ' ')
 """
 )
 
-# Words: lease, the day in which it was taken, five amounts that are used more, then four of each rule.
-# What was taken on another day is not given back to this one. The lease ends first: that takes no memory, and of a
-# script that has written something, a Redis whose memory is full refuses nothing. Without a lease it refuses all.
+# Words: lease, the day on which it was taken, five amounts that are used more, then four of each rule.
+# What was taken on another day is not given back to this one. The lease ends first, as that takes no memory: once a
+# script has written, a Redis whose memory is full refuses none of its writes. A script without a lease it refuses.
 SETTLE: Final = Script(
     _LEVELS
     + """
@@ -142,7 +142,7 @@ return 1
 """
 )
 
-# KEYS: what runs. ARGV: the time of a lease in ms, then leases. Those that Redis lost are back.
+# KEYS: a store of leases. ARGV: the time of a lease in ms, then leases. Those that Redis lost are added again.
 RENEW: Final = Script("""
 local time = redis.call('TIME')
 local ends_ms = time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[1]
@@ -176,7 +176,7 @@ return 1
 
 
 def words(head: str, each: Amounts, rules: str) -> tuple[str]:
-    """Return the one argument: two words that come first, the amounts, and rules."""
+    """Return the one argument of a script: the first two words, the amounts, and rules."""
     return (f"{head} %.6g %.6f %.6f %.6f %.9f {rules}" % each,)
 
 

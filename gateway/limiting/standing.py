@@ -1,4 +1,4 @@
-"""How a key stands: each of its limits with what is used of it now, for who holds the key."""
+"""How a key stands: each of its limits with what is used of it now, for the holder of the key."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Standing(TypedDict):
 
 
 async def standing(limiter: Limiter, plan: Plan) -> list[Standing]:
-    """Return how a key stands with each of its limits; nothing is used up by that.
+    """Return how a key stands with each of its limits; this uses nothing up.
 
-    Cancel: as of `Limiter.take`.
+    Cancel: as in `Limiter.take`.
     """
     found = await limiter.take(plan, NOTHING)
     if isinstance(found, Taken):

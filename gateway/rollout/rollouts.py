@@ -1,13 +1,13 @@
 """Canaries: collect the results of both revisions, ask for a verdict, and carry it out.
 
-    settled --> samples of both sides --> a verdict, asked for at twice the samples of the last time
-    others told --^                        |-- open: go on
-                                           `-- worse, fine: reported once, as an event and in `status`
-                                                `-- automatic: the losing side is kept in reserve
+    requests here ------> samples of both sides --> a test, at twice the samples of the last one
+    other gateways --^                               |-- open: go on
+                                                     `-- worse, fine: reported once, as an event and in `status`
+                                                          `-- automatic: the losing side is kept in reserve
 
-Of several gateways one judges, over what all of them saw; the others take its verdict over
-(`rollout.together`). A verdict that was carried out is saved (`rollouts.json` in the state folder). So a
-revision that was rolled back gets no requests after a restart either, until the settings of its canary change.
+Of several gateways one judges the samples of all, and the others adopt its verdict (`rollout.together`). A verdict
+that was carried out is saved (`rollouts.json` in the state folder). So a revision that was rolled back gets no
+requests after a restart either, until the settings of its canary change.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gateway.rollout.verdict import FEWEST, Arm, Finding, judge, look_at, togeth
 
 _SAVED: Final = msgspec.json.Decoder(dict[str, tuple[str, Finding]])
 FILE: Final = "rollouts.json"
-_MOST_REFUSED: Final = 10_000  # conversations that are known
+_MOST_REFUSED: Final = 10_000  # conversations that are remembered
 
 
 class Sides(msgspec.Struct):
@@ -45,13 +45,13 @@ class Sides(msgspec.Struct):
 
 
 class TrialTold(msgspec.Struct):
-    """What a gateway tells the others of a canary. Moments of failures are negative ages."""
+    """What a gateway tells the others of a canary. Moments of failures are ages below zero."""
 
     settings: str  # a digest
     finding: Finding
-    look: int  # the next one: a test that was made is not made again
+    look: int  # number of the next test: one that was made is not repeated
     seen: Sides
-    ended_s: float | None = None  # so long ago nobody had it in his settings any more
+    ended_s: float | None = None  # it ended so long ago: no settings had it any more
 
 
 @dataclass(slots=True)
@@ -61,10 +61,11 @@ class Rollout:
     config: CanaryConfig
     own: Sides = field(default_factory=Sides)
     others: Sequence[Sides] = ()  # of other gateways
-    look: int = 1  # the next one
+    look: int = 1  # number of the next test
     finding: Finding = Finding.OPEN
     carried_out: bool = False
-    refused: dict[float, None] = field(default_factory=dict)  # conversations, the oldest first
+    # Conversations of which a request was refused, the oldest first.
+    refused: dict[float, None] = field(default_factory=dict)
 
     @property
     def trial(self) -> Arm:
@@ -98,7 +99,7 @@ class Rollout:
 class Rollouts:
     """All canaries of the process, and the only writer of their state. Synchronous.
 
-    `judges`: whether this gateway makes verdicts, or takes over those of another one.
+    `judges`: whether this gateway tests and decides, or adopts the verdicts of another one.
     """
 
     def __init__(
@@ -168,10 +169,10 @@ class Rollouts:
             if arm is None or record.outcome not in (Outcome.OK, Outcome.UPSTREAM_REJECTED):
                 continue
             if record.outcome is Outcome.UPSTREAM_REJECTED:
-                # Both sides get alike bad requests, but one conversation's all go to one side: once is all they tell.
+                # Both sides get bad requests alike, but all of one conversation go to one side, so they count once.
                 if self._is_first(record):
                     arm.refuse()
-            elif record.stream and not record.resumed:  # else another backend began it
+            elif record.stream and not record.resumed:  # a resumed one was begun by another backend
                 first_s = None
                 if record.first_byte_at is not None and record.sent_at is not None:
                     first_s = record.first_byte_at - record.sent_at
@@ -182,7 +183,7 @@ class Rollouts:
             self._look(name, rollout)
 
     def hand_over(self) -> None:
-        """Learn and save nothing more, nor after a reload: another process judges these trials now."""
+        """Count and save nothing from now on, not after a reload either: another process judges these trials."""
         self._running, self._handed_over = {}, True
 
     @property
@@ -191,7 +192,7 @@ class Rollouts:
         return self._handed_over
 
     def tell(self) -> dict[str, TrialTold]:
-        """Return what this gateway saw of each pool's canary, and what it holds for found."""
+        """Return what this gateway saw of each pool's canary, and its verdict."""
         now = self._clock.now()
         return {
             name: TrialTold(
@@ -200,14 +201,14 @@ class Rollouts:
             for name, rollout in self._running.items()
         }
 
-    def hear(self, told: Sequence[tuple[Mapping[str, TrialTold], float]]) -> None:
-        """Take in all that other gateways told, each with its age in seconds; a verdict of theirs is ours."""
+    def hear(self, messages: Sequence[tuple[Mapping[str, TrialTold], float]]) -> None:
+        """Take in the messages of all other gateways, each with its age in seconds, and adopt a verdict of theirs."""
         now = self._clock.now()
         for name, rollout in self._running.items():
             settings = _trial(rollout.config)
             heard = [
                 (each, age_s)
-                for every, age_s in told
+                for every, age_s in messages
                 if (each := every.get(name)) is not None and each.settings == settings
             ]
             rollout.others = [each.seen.later(now - age_s) for each, age_s in heard]
@@ -216,7 +217,7 @@ class Rollouts:
                 (each.finding for each, _ in heard if each.finding is not Finding.OPEN), None
             )
             if found is not None and rollout.finding is Finding.OPEN:
-                self._take(name, rollout, found)
+                self._adopt(name, rollout, found)
             self._look(name, rollout)
 
     def failed(self, backend_id: str) -> None:
@@ -232,7 +233,7 @@ class Rollouts:
         return rollout.own.trial if backend.on_trial else rollout.own.stable
 
     def _is_first(self, record: RequestRecord) -> bool:
-        """Whether a conversation has a request refused for the first time, as far as is known."""
+        """Whether this is the first refused request of its conversation, as far as is remembered."""
         conversation, backend = record.conversation, self._table.get(record.backend_id or "")
         if conversation is None or backend is None:
             return True
@@ -244,6 +245,7 @@ class Rollouts:
         return is_first
 
     def _look(self, name: str, rollout: Rollout) -> None:
+        """Make the next test, if this gateway judges and there are enough samples."""
         if not self.judges or rollout.finding is not Finding.OPEN:
             return
         trial, stable = rollout.trial, rollout.stable
@@ -252,11 +254,11 @@ class Rollouts:
         found = judge(trial, stable, rollout.look, times=rollout.config.by_chance)
         rollout.look += 1
         if found is not Finding.OPEN:
-            self._take(name, rollout, found)
+            self._adopt(name, rollout, found)
             self._events.note(self._clock, EventKind.CANARY, name, found.value, rollout.told())
 
-    def _take(self, name: str, rollout: Rollout, found: Finding) -> None:
-        """Hold this for found, and carry it out where that is wished."""
+    def _adopt(self, name: str, rollout: Rollout, found: Finding) -> None:
+        """Make this the verdict, and carry it out if the canary is automatic."""
         rollout.finding = found
         rollout.carried_out = rollout.config.automatic
         if rollout.carried_out:
@@ -265,7 +267,7 @@ class Rollouts:
             self._carry_out(name)
 
     def _forget_others(self) -> None:
-        """Forget verdicts on trials that the settings have no more: when they come again, so does the trial."""
+        """Forget verdicts on trials that the settings do not have any more: set up again, a trial begins anew."""
         in_force = {name: _trial(rollout.config) for name, rollout in self._running.items()}
         ended = [name for name, (trial, _) in self._saved.items() if in_force.get(name) != trial]
         for name in ended:
@@ -285,7 +287,7 @@ class Rollouts:
         return Rollout(config, finding=found, carried_out=True)
 
     def _carry_out(self, name: str) -> None:
-        """Keep the side that lost in reserve, if the pool has a verdict in force; otherwise release both."""
+        """Keep the losing side of a pool in reserve, if a verdict is in force; otherwise neither."""
         rollout = self._running.get(name)
         in_force = rollout is not None and rollout.carried_out
         worse = rollout is not None and rollout.finding is Finding.WORSE
@@ -293,5 +295,5 @@ class Rollouts:
 
 
 def _trial(config: CanaryConfig) -> str:
-    """Return what tells two trials apart; in which order keys are listed does not."""
+    """Return a digest of a trial's settings; the order of keys makes no difference."""
     return digest(config.model_copy(update={"keys": tuple(sorted(config.keys))}))

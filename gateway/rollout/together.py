@@ -1,10 +1,10 @@
-"""Canaries of several gateways: each tells what it saw, one judges the sum, and all take its verdict over.
+"""Canaries of several gateways: each tells what it saw, one judges the sum, and all adopt its verdict.
 
-Who judges holds a lease in the shared store. Of workers without Redis it is the one that leads. What a gateway tells
-are sums since the trial began, so what a lost beat had is in the next one. Without the store there is no verdict.
+The judge holds a lease in the shared store; of workers without Redis it is worker 1. A gateway tells its sums since
+the trial began, so the next message makes up for a lost one. Without the store there is no verdict.
 
-What a gateway saw counts after its death, unless the trial ended since: who does not have it in the settings says so
-of what only the dead told. So a trial that is set up again begins anew, also where new settings are new processes.
+What a gateway saw counts after its death, until the trial ends: a gateway without the trial in its settings notes its
+end, once only dead gateways tell of it. So a trial that is set up again begins anew, also in new processes.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from gateway.store.shared import Board, SharedStore, StoreUnavailable, read_told
 
 _BEAT_S: Final = 1.0
 _KEPT_S: Final = 3600.0  # what a gateway saw stays true when it is gone
-_DEAD_S: Final = 5.0  # who has not told anything for so long is gone
+_DEAD_S: Final = 5.0  # a gateway that was silent for so long is dead
 _FORMAT: Final = msgspec.json.Decoder(dict[str, TrialTold])
 
 _Trial = tuple[str, str]  # pool, and digest of the settings
-_Others = Sequence[tuple[Mapping[str, TrialTold], float]]  # what each told, and its age
+_Others = Sequence[tuple[Mapping[str, TrialTold], float]]  # the message of each, and its age
 
 
 @dataclass(slots=True)
 class Together:
-    """One task of a gateway; `id` names its life. `elects`: whether it may be the one that judges, by a lease."""
+    """One task of a gateway; `id` names its process. `elects`: whether a lease decides if it judges."""
 
     rollouts: Rollouts
     store: SharedStore
@@ -41,9 +41,9 @@ class Together:
     id: str
     elects: bool
     _seat: Seat = field(init=False)
-    _tells: bool = False  # others may hear of a canary here, so its end is told too
-    _listens: bool = True  # others told of canaries lately
-    # Trials that only the dead told of and that are not in the settings here, by when that was noted.
+    _tells: bool = False  # its last message told of a canary, whose end must be told, too
+    _listens: bool = True  # other gateways told of canaries lately
+    # Trials that only dead gateways told of and that are not in the settings here, and when that was noted.
     _ended: dict[_Trial, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -54,17 +54,17 @@ class Together:
         await periodic(self.turn, every_s=_BEAT_S, name="canaries of all gateways")
 
     async def turn(self) -> None:
-        """Tell what was seen here, and hear of the others."""
+        """Send what was seen here, and take in what the others saw."""
         trials = self.rollouts.tell()
         if not (trials or self._tells or self._listens):
             return
-        told = trials | self._ends()
+        message = trials | self._ends()
         try:
             if self.elects and trials:
                 await self._seat.keep()
-            text = msgspec.json.encode(told).decode() if told else ""
+            text = msgspec.json.encode(message).decode() if message else ""
             found = await self.store.beat(self.id, text, _KEPT_S, Board.CANARIES)
-            self._tells = bool(told)
+            self._tells = bool(message)
         except StoreUnavailable:
             found = None
         if self.elects:
@@ -80,7 +80,7 @@ class Together:
             self.rollouts.hear(_lasting(others, self._ends()))
 
     def _note_ends(self, trials: Mapping[str, TrialTold], others: _Others) -> None:
-        """Note which trials have ended: only the dead told of them, and they are not in the settings here."""
+        """Note which trials have ended: only dead gateways told of them, and the settings here do not have them."""
         now = self.clock.now()
         self._ended = {each: at for each, at in self._ended.items() if now - at < _KEPT_S}
         if self.rollouts.handed_over:
@@ -90,7 +90,7 @@ class Together:
         self._ended |= dict.fromkeys(known - living - _trials(trials), now)
 
     def _ends(self) -> dict[str, TrialTold]:
-        """Return what is told of trials that have ended."""
+        """Return the messages about trials that have ended."""
         now = self.clock.now()
         return {
             f"{pool} {settings}": TrialTold(settings, Finding.OPEN, 1, Sides(), now - at)
@@ -103,7 +103,7 @@ def _trials(every: Mapping[str, TrialTold]) -> set[_Trial]:
 
 
 def _lasting(others: _Others, own: Mapping[str, TrialTold]) -> _Others:
-    """Return what others told of trials that have not ended since; `own` are the ends that are known here."""
+    """Return what others told of trials that have not ended since; `own` are the ends that were noted here."""
     ended_s: dict[str, float] = {}
     for every, age_s in (*others, (own, 0.0)):
         for name, each in every.items():

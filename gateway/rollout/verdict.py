@@ -11,14 +11,14 @@ within the margin with confidence, and OPEN until then. So the number of samples
   Google, uses the same test. Times are counted in narrow buckets, so what several gateways saw adds up, and
   the test takes the same few microseconds for any number of samples.
 
-Who tests again and again finds a difference by chance. So each test waits for twice the samples of the one
+Repeated tests find a difference by chance. So each test waits for twice the samples of the one
 before, and the k-th may be wrong with probability ERROR / (k * (k + 1)). These add up to ERROR: a revision
 that is no worse is called worse in at most that share of all canaries, and a worse one is called fine in
 no more. One figure suffices for WORSE, so the three share the error. FINE needs all three, so each may use
 all of it.
 
-The interval takes failures for independent, and the end of one server fails all that it carries. So failures
-of less than three moments prove nothing: neither that the canary is worse, nor that it fails less than others.
+The interval assumes independent failures, but the end of one server fails all requests that it carries. So failures
+in fewer than three moments prove nothing: neither that the canary is worse, nor that it fails less than others.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Arm(msgspec.Struct):
 
     requests: int = 0
     failed: int = 0
-    refused: int = 0  # of the failed: alone, by a backend that lives
-    moments: list[float] = []  # in which others failed: the last few, `TOGETHER_S` apart
+    refused: int = 0  # of `failed`: by an error of a backend that lives
+    moments: list[float] = []  # in which the other ones failed: the last few, `TOGETHER_S` apart
     first: dict[int, int] = {}
     gap: dict[int, int] = {}
 
@@ -104,7 +104,7 @@ class Arm(msgspec.Struct):
 
 
 def together(arms: Iterable[Arm]) -> Arm:
-    """Return what several gateways saw. What ends a server they all see, and that is one moment."""
+    """Return the sum of what several gateways saw. They all see the end of a server, in one moment."""
     whole, moments = Arm(), []
     for arm in arms:
         whole.requests += arm.requests
@@ -119,7 +119,7 @@ def together(arms: Iterable[Arm]) -> Arm:
 
 
 def _apart(times: list[float]) -> list[float]:
-    """Return the last few of ascending times, without those that came right behind another."""
+    """Return the last few of ascending times, without those that follow another within `TOGETHER_S`."""
     kept: list[float] = []
     for each in times:
         if not kept or each - kept[-1] >= TOGETHER_S:
