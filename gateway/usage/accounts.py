@@ -1,9 +1,9 @@
-"""`Accounts`: what every request used, counted once, written to the ledger and told to Redis off the request's path.
+"""`Accounts`: count what every request used, once; write it to the ledger and tell Redis, off the request's path.
 
-    the observe ledger settles --> posted: entries wait, and are counted here
-    run, once a second         --> a thread writes them --> Redis counts what it has not counted yet
+    the observe ledger settles --> `posted`: entries are counted here, and wait
+    `run`, once a second       --> a thread writes them --> Redis counts what it has not counted yet
 
-Settled requests are written within a second or so; a gateway that is killed loses those.
+Settled requests are written within a second or so; a gateway that is killed loses those that still wait.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gateway.usage.telling import Telling
 log = logging.getLogger("gateway.usage")
 
 _EVERY_S: Final = 1.0
-_MOST_WAITING: Final = 65_536  # entries that a disk which does not write may hold up
+_MOST_WAITING: Final = 65_536  # entries, while the disk takes none
 _MOST_TENANTS: Final = 1000  # that have metrics of their own
 _MOST_PLACES: Final = 100_000  # in memory; about 300 bytes each
 _OTHER: Final = "_other"
@@ -68,11 +68,13 @@ class Accounts:
         self._journal: UsageJournal | None = None
         self._writing = asyncio.Lock()
         self._appending: tuple[asyncio.Future[None], int] | None = None  # how many lines
-        self._told = False  # that the ledger cannot be written
-        # The limits that asked what was used before; `_wanted`: some of them did for the first time.
+        self._logged = False  # that the ledger cannot be written
+        # The limits that asked what was used before. `_wanted`: a new one has asked since the last `_learn`.
         self._asked: set[tuple[Limit, str]] = set()
         self._wanted = False
-        self.on_learnt: list[Callable[[], None]] = []  # what other processes used was counted
+        self.on_learnt: list[
+            Callable[[], None]
+        ] = []  # called when usage of other processes was counted
 
     def posted(self, records: Sequence[RequestRecord]) -> None:
         """Count requests that ended: each exactly once, as its record is settled once."""
@@ -82,7 +84,7 @@ class Accounts:
             if record.caller is None:
                 continue
             pool = record.pool or ""
-            # Another pool that answers does so by its own name, and at its own price.
+            # Another pool that answers has its own name and its own price.
             model = pool if record.fallback is not None else record.model or ""
             at = wall_ahead + (record.ended_at or record.received_at)
             entry = entry_of(record, 0, at, self._price_of(model, pool))
@@ -95,7 +97,7 @@ class Accounts:
             self._waiting.extend(entries[: _MOST_WAITING - len(self._waiting)])
 
     def _cell(self, place: Place) -> tuple[Sums, Sums]:
-        """Return where requests are counted whose first one has just ended: by place and by tenant."""
+        """Return where the requests of a place are counted from now on: by place and by tenant."""
         tenant = place[1]
         if tenant not in self._tenants and len(self._tenants) >= _MOST_TENANTS:
             tenant = _OTHER
@@ -104,7 +106,7 @@ class Accounts:
         return cell
 
     def _sums_of(self, place: Place, tenant: str) -> Sums:
-        """Return the sums of a place; beyond what fits the memory, those of all such keys of a tenant."""
+        """Return the sums of a place; when there are too many, those of all other keys of its tenant."""
         if place not in self.sums and len(self.sums) >= _MOST_PLACES:
             place = place[0], tenant, _OTHER, *place[3:]
         if place not in self.sums:
@@ -127,7 +129,7 @@ class Accounts:
             await self._open(self._folder)
 
     async def _open(self, folder: Path) -> None:
-        """Take a ledger, and count what was written before."""
+        """Take a ledger, and count what was written to all ledgers before."""
         try:
             journal, before = await asyncio.to_thread(_opened, folder, self._most_bytes)
         except OSError as error:
@@ -139,11 +141,11 @@ class Accounts:
         self._fold(self.today())
 
     async def run(self) -> None:
-        """Write and tell, until cancelled."""
+        """Write the ledger and tell Redis, until cancelled."""
         await periodic(self.turn, every_s=_EVERY_S, name="usage")
 
     async def turn(self) -> None:
-        """Write what waits, and have Redis count what it has not."""
+        """Write what waits, and have Redis count what it has not counted yet."""
         if self._day != (today := self.today()):
             self._fold(today)
         if self._journal is None and self._waiting and self._folder is not None:
@@ -160,7 +162,7 @@ class Accounts:
             await self._learn(self._journal)
 
     async def _learn(self, journal: UsageJournal) -> None:
-        """Count what other processes of this state folder used meanwhile, for a limit that may be new."""
+        """Count what other processes of this state folder used meanwhile, for a limit that asks for the first time."""
         try:
             found = await asyncio.to_thread(lambda: summed(journal.unread()))
         except OSError:
@@ -168,17 +170,17 @@ class Accounts:
         self._wanted = False
         for place, more in found.items():
             self._sums_of(place, place[1]).include(more)
-        for told in self.on_learnt:
-            told()
+        for listener in self.on_learnt:
+            listener()
 
     def _fold(self, today: str) -> None:
-        """Keep what limits need; where no ledger keeps days for the export, the newest days too."""
+        """Keep what limits need. Without a ledger, keep the newest days instead, for `read`."""
         self.sums = _newest(self.sums) if self._folder is None else folded(self.sums, today)
         self._spent, self._day = Spent(self.sums), today
         self._cells.clear()
 
     async def close(self) -> None:
-        """Write and tell what still waits, and let go of the ledger."""
+        """Write what still waits, tell Redis, and let go of the ledger."""
         await self.turn()
         journal, self._journal = self._journal, None
         if journal is not None:
@@ -207,12 +209,12 @@ class Accounts:
                 return
             for _ in range(count):
                 self._waiting.popleft()
-            self._told = False
+            self._logged = False
 
     async def read(self, days: Sequence[str]) -> Used:
-        """Return what was used on some days: by all gateways if they share a Redis that answers.
+        """Return what was used on some days: at all gateways, if they share a Redis that answers.
 
-        Else by all processes of this state folder.
+        Otherwise at all processes of this state folder.
         """
         if self._shared is not None:
             try:
@@ -239,11 +241,11 @@ class Accounts:
             return await asyncio.to_thread(lambda: summed(chain(every_entry(folder), waiting)))
 
     def spent(self, rule: Judged, key_id: str) -> float:
-        """Return what was used before of a rule that counts over a day or a month, as far as is known."""
+        """Return what is known to be used of a rule that counts over a day or a month."""
         today, telling = self.today(), self.telling
         asks = rule.limit, key_id
         if asks not in self._asked:
-            if len(self._asked) >= _MOST_PLACES:  # most are in force no more
+            if len(self._asked) >= _MOST_PLACES:  # most are not in force any more
                 self._asked.clear()
             self._asked.add(asks)
             self._wanted = True
@@ -258,17 +260,17 @@ class Accounts:
         return day_told(self._clock.wall())
 
     def _cannot_write(self, error: OSError) -> None:
-        if not self._told:
+        if not self._logged:
             log.warning(
                 "cannot write the ledger of usage in %s: %s; it waits in memory, up to %d requests",
                 self._folder, error.strerror or error, _MOST_WAITING,
                 extra={"event": "usage_unwritten"},
             )  # fmt: skip
-        self._told = True
+        self._logged = True
 
 
 def _opened(folder: Path, most_bytes: int) -> tuple[UsageJournal, dict[Place, Sums]]:
-    """Take a ledger, and return with it what all of them have."""
+    """Take a ledger; return it, and the sums of all ledgers of the folder."""
     journal = UsageJournal(folder, most_bytes)
     try:
         return journal, summed(journal.unread())
@@ -278,6 +280,6 @@ def _opened(folder: Path, most_bytes: int) -> tuple[UsageJournal, dict[Place, Su
 
 
 def _newest(sums: Mapping[Place, Sums]) -> dict[Place, Sums]:
-    """Return the sums of the newest days, as many as leave half of the room for the next one."""
+    """Return the sums of the newest days, at most half of what may be kept: the rest is for the next days."""
     newest = sorted(sums.items(), key=lambda each: each[0][0], reverse=True)
     return dict(newest[: _MOST_PLACES // 2])

@@ -1,4 +1,4 @@
-"""What one request used, as a line of the ledger, and what requests add up to by day, key, model and adapter. Pure."""
+"""The usage of one request as a line of the ledger, and sums by day, tenant, key, model and adapter. Pure."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _SHED: Final = Outcome.SHED
 _WRONG: Final = frozenset({Outcome.REJECTED, Outcome.UPSTREAM_REJECTED})
 _FAILED: Final = frozenset({Outcome.BACKEND_ERROR, Outcome.SHUTDOWN})
 _TOO_LARGE: Final = ReplyTooLarge.default_code
-RESERVED: Final = "reserved"  # nobody told the usage, so what its limits reserved counts
-REFUSED: Final = "refused"  # the engine or the gateway refused it as wrong, and it took no tokens
-# Its backend failed, or the gateway stopped, before its client had anything.
-FAILED: Final = "failed"
-UNKNOWN: Final = "unknown"  # nobody told it, and nothing was reserved
+# Sources of the token counts of a request, beside `UsageSource`.
+RESERVED: Final = "reserved"  # no reply told the usage: what its limits reserved counts
+REFUSED: Final = "refused"  # the engine or the gateway refused it as wrong: no tokens
+FAILED: Final = "failed"  # its backend failed, or the gateway stopped, before any reply: no tokens
+UNKNOWN: Final = "unknown"  # no reply told the usage, and nothing was reserved
 
 
 class Entry(msgspec.Struct, gc=False, omit_defaults=True):
@@ -46,13 +46,13 @@ class Entry(msgspec.Struct, gc=False, omit_defaults=True):
     asked: str = ""  # the name that the client gave the model, if that is an alias
 
 
-# Whose use it is: day, tenant, key, model, adapter.
+# Where usage is counted: day, tenant, key, model, adapter.
 Place = tuple[str, str, str, str, str]
 
 
 @dataclass(slots=True)  # its numbers are added to in half the time that a msgspec.Struct takes
 class Sums:
-    """What requests add up to; `asked` has those of each alias by themselves, for limits may name it."""
+    """Sums of requests. `asked` has the sums of each alias by itself, as limits may name an alias."""
 
     requests: int = 0
     input: int = 0
@@ -73,7 +73,7 @@ class Sums:
             self.of_alias(each.asked).include(one)
 
     def include(self, more: Sums) -> None:
-        """Add what other requests add up to."""
+        """Add the sums of other requests."""
         self.requests += more.requests
         self.input += more.input
         self.cached += more.cached
@@ -90,14 +90,14 @@ class Sums:
 
 
 class Used(NamedTuple):
-    """What was used, by whose use it is."""
+    """What was used, by place."""
 
     sums: Mapping[Place, Sums]
-    complete: bool = True  # False: what others were used for is not in it
+    complete: bool = True  # False: the usage at other gateways is missing
 
 
 def entry_of(record: RequestRecord, n: int, at: float, price: Price | None) -> Entry | None:
-    """Return the line of a request that ended; None where no engine took it, or nobody is known to have sent it."""
+    """Return the line of a request that ended; None where no engine took it, or its caller is not known."""
     caller = record.caller
     if caller is None or record.outcome is _SHED or not reached(record.attempts, record.failed):
         return None
@@ -128,9 +128,9 @@ def entry_of(record: RequestRecord, n: int, at: float, price: Price | None) -> E
 
 
 def source_of(record: RequestRecord) -> str:
-    """Return how it is known what a request took of the engine that it reached.
+    """Return the source of the token counts of a request that reached an engine.
 
-    A reply that was too large was made all the same: it takes what was reserved, if nobody told its usage.
+    A reply that was too large was made all the same: without its usage, what was reserved counts.
     """
     if record.usage is not None:
         return record.usage.source._value_
@@ -142,7 +142,7 @@ def source_of(record: RequestRecord) -> str:
 
 
 def _alias(record: RequestRecord) -> str:
-    """Return the alias by which a request named its model; what another pool answers has that pool's name."""
+    """Return the alias by which a request named its model; empty if there is none, or another pool answered."""
     model = record.model
     if model is None or model in (record.pool, record.adapter) or record.fallback is not None:
         return ""
@@ -160,7 +160,7 @@ def _day_told(day: int) -> str:
 
 
 def summed(entries: Iterable[Entry]) -> dict[Place, Sums]:
-    """Return what entries add up to, each where it is counted; its day is that of its end, in UTC."""
+    """Return the sums of entries by place; the day of a request is that of its end, in UTC."""
     found: dict[Place, Sums] = {}
     day, begins, ends = "", 0.0, 0.0  # of the entry before: most are of one day
     for each in entries:

@@ -1,10 +1,10 @@
-"""The ledger on disk: a line of JSON for each request, in files that begin anew when they are full.
+"""The ledger on disk: a line of JSON for each request, in files of which a new one begins when the last is full.
 
     <state>/usage/0/ledger-000000000001.jsonl     named by the number of its first line
     <state>/usage/0/id                            names the ledger, also to Redis
     <state>/usage/0/lock                          held by the process that writes
 
-Each process has a ledger of its own: the first folder that no other one holds. Of all files the newest
+Each process has a ledger of its own: the first folder that no other process holds. The newest files
 that fit the bound are kept. Every method does I/O and blocks: call it from a thread.
 """
 
@@ -24,7 +24,7 @@ import msgspec
 from gateway.usage.entries import Entry
 
 _FILE_PARTS: Final = 8  # files that share the bound
-_MOST_LEDGERS: Final = 256  # of one state folder: processes at a time
+_MOST_LEDGERS: Final = 256  # in one state folder, as many as processes at a time
 _ID: Final = re.compile(rb"[0-9a-f]{16}")
 _NAMES: Final = "ledger-*.jsonl"
 
@@ -42,7 +42,7 @@ class UsageJournal:
         """Take a ledger of a folder: the first free one, made if need be, or the one at a place.
 
         Raises:
-            BlockingIOError: another process has the one at that place, or this one has.
+            BlockingIOError: the one at that place is taken, by another process or this one.
             OSError: it cannot be made, or written.
         """
         self._most_bytes = most_bytes
@@ -53,8 +53,8 @@ class UsageJournal:
         except OSError:
             self.close()
             raise
-        self._began = False
-        # Where each file goes on; None: nothing was read.
+        self._began = False  # a line was written by this process
+        # Up to where each file was read; None: nothing was read.
         self._unread: dict[Path, int] | None = None
 
     def _read(self) -> None:
@@ -98,7 +98,7 @@ class UsageJournal:
         self.last = entries[-1].n
 
     def after(self, n: int, most: int) -> list[Entry]:
-        """Return lines that follow on a number, the oldest that there are; none: there are no more."""
+        """Return the oldest lines that are kept with numbers above `n`; empty: there are none."""
         files = self._files()
         wanted, path, offset = self._found
         if wanted != n + 1 or path not in files:
@@ -127,9 +127,9 @@ class UsageJournal:
             yield from _entries(file)
 
     def unread(self) -> Iterator[Entry]:
-        """Go through the lines of all ledgers of the folder; from the second time on, what others wrote since.
+        """Go through the lines of all ledgers of the folder; from the second time on, only what others wrote since.
 
-        If it fails, it begins there again.
+        After a failure, the next call reads the same lines again.
         """
         first, unread = self._unread is None, dict(self._unread or {})
         for file in _files(self._folder.parent, f"*/{_NAMES}"):
@@ -138,9 +138,9 @@ class UsageJournal:
         self._unread = unread
 
     def left_behind(self) -> list[UsageJournal]:
-        """Take all ledgers beside this one that no process writes; whoever asked closes them.
+        """Take all other ledgers that no process holds; the caller closes them.
 
-        One that cannot be read is left out.
+        A ledger that cannot be read is left out.
         """
         folder, found = self._folder.parent, list[UsageJournal]()
         for named in sorted(folder.glob("*/id")):
@@ -149,7 +149,7 @@ class UsageJournal:
         return found
 
     def close(self) -> None:
-        """Let another process have it."""
+        """Release the ledger for another process."""
         os.close(self._lock)
 
     def _named(self, first: int) -> Path:
@@ -194,7 +194,7 @@ def every_entry(folder: Path) -> Iterator[Entry]:
 
 
 def _files(folder: Path, names: str) -> list[Path]:
-    """Return files of ledgers in their order; a copy that somebody made is none."""
+    """Return the files of ledgers in their order; a copy under another name is left out."""
     return sorted(each for each in folder.glob(names) if _number(each).isdecimal())
 
 
@@ -207,9 +207,9 @@ def _number(path: Path) -> str:
 
 
 def _entries(path: Path, unread: dict[Path, int] | None = None) -> Iterator[Entry]:
-    """Go through the lines of a file, from where it goes on in `unread`, and note there how far that was."""
+    """Go through the lines of a file, from its position in `unread`, and note the new position there."""
     at = 0 if unread is None else unread.get(path, 0)
-    # One that is gone was the oldest of a full ledger, whose process writes on meanwhile.
+    # A file may be gone by now: the oldest of a full ledger, whose process goes on writing.
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         file.seek(at)
         for line in file:

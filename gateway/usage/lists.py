@@ -1,4 +1,4 @@
-"""Usage as a list, for its pages: those after the first are of what was read and added up for the first."""
+"""Usage as a list with pages: further pages show what was read and added up for the first one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KEPT_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class UsageList:
-    """All rows of what was asked for; `complete` as of `Used`."""
+    """All rows of a question; `complete` as in `Used`."""
 
     asked: Hashable
     rows: Sequence[UsageRow]
@@ -25,7 +25,7 @@ class UsageList:
 
 @dataclass(slots=True)
 class UsageLists:
-    """Keeps the list that was made last for a minute, if it has more than one page."""
+    """Keeps the last list for a minute, if it has more than one page."""
 
     accounts: Accounts
     _kept: UsageList | None = None

@@ -17,7 +17,7 @@ MOST_DAYS: Final = 400
 
 
 class UsageRow(TypedDict):
-    """What requests add up to. What is not grouped by is null."""
+    """Sums of requests. A place that is not grouped by is null."""
 
     id: str  # of the row in its list
     day: str | None
@@ -30,14 +30,14 @@ class UsageRow(TypedDict):
     cached_tokens: int  # among the input
     output_tokens: int
     money: float
-    complete: bool  # false: Redis, or a ledger, could not be read, so what others were used for is not in it
+    complete: bool  # false: Redis, or a ledger, could not be read, so usage elsewhere is missing
 
 
 def days_between(first: str, last: str) -> list[str]:
     """Return all days from one to another, both included.
 
     Raises:
-        ValueError: one is no day, there is none between them, or there are too many.
+        ValueError: one is no day, the last is before the first, or there are too many.
     """
     begin, end = _day(first), _day(last)
     count = (end - begin).days + 1
@@ -58,13 +58,13 @@ def _day(text: str) -> date:
 
 
 def rows(used: Used, by: Sequence[str], only: Mapping[str, str]) -> list[UsageRow]:
-    """Return usage grouped by some of the places, in their order; `only` leaves out what is another's."""
+    """Return usage grouped by some of `PLACES`, in order; `only` names the values of places that count."""
     found: dict[Place, list[float]] = {}
     for place, each in used.sums.items():
-        told = dict(zip(PLACES, place, strict=True))
-        if any(told[name] != value for name, value in only.items()):
+        named = dict(zip(PLACES, place, strict=True))
+        if any(named[name] != value for name, value in only.items()):
             continue
-        group = tuple(told[name] if name in by else None for name in PLACES)
+        group = tuple(named[name] if name in by else None for name in PLACES)
         total = found.setdefault(group, [0.0] * 5)  # type: ignore[arg-type]
         amounts = (each.requests, each.input, each.cached, each.output, each.money)
         for at, amount in enumerate(amounts):
@@ -93,17 +93,17 @@ def _row(place: Place, total: Sequence[float], *, complete: bool) -> UsageRow:
 
 
 def _escaped(name: str) -> str:
-    """Return a name without slashes, so that other names make another id."""
+    """Return a name with its slashes escaped, so that different names make different ids."""
     return name.replace("%", "%25").replace("/", "%2F")
 
 
-def as_csv(told: Iterable[Mapping[str, Any]]) -> str:
-    """Return rows as CSV, with a head; a text that a spreadsheet would run as a formula is quoted."""
+def as_csv(listed: Iterable[Mapping[str, Any]]) -> str:
+    """Return rows as CSV, with a header; a text that a spreadsheet would run as a formula is quoted."""
     names = [name for name in UsageRow.__annotations__ if name != "id"]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(names)
-    for row in told:
+    for row in listed:
         writer.writerow([_safe(row[name]) for name in names])
     return out.getvalue()
 

@@ -1,7 +1,7 @@
-"""Usage on Redis: what all gateways together were used for, by day, key, model, adapter, and alias of a model.
+"""Usage on Redis: the sums of all gateways, by day, tenant, key, model, adapter, and alias of a model.
 
-Each ledger is replayed from the line that Redis counted last, so each request counts once, whatever is sent
-twice. A Redis that came back empty is told all that the ledgers still have.
+Each ledger is sent from the line after the last that Redis counted. So each request counts once, even if it is sent
+twice. A Redis that came back empty gets all that the ledgers still have.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ _KEPT_MS: Final = 400 * 86_400_000  # 400 days
 _JOURNALS: Final = f"{PREFIX}{{usage}}:ledgers"
 _MEASURES: Final = ("requests", "input", "cached", "output", "money")
 
-# KEYS: the last line that was counted of each ledger, then a hash for each day.
-# ARGV: ledger, first and last line, how long a hash is kept, in ms, then of each sum its day's place in KEYS, field,
-# amount.
-# Returns the last line that is counted by now.
+# KEYS: a hash with the last line that was counted of each ledger, then a hash for each day.
+# ARGV: ledger, first and last line, how long a hash is kept in ms, then for each sum: the place of its day in KEYS,
+# the field, the amount. Returns the last line that is counted by now.
 _COUNT: Final = Script("""
 local counted = tonumber(redis.call('HGET', KEYS[1], ARGV[1])) or 0
 if counted >= tonumber(ARGV[2]) then
@@ -38,9 +37,9 @@ redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 return tonumber(ARGV[3])
 """)
 
-# The mark is a field beside the ledgers: a loss takes both.
+# The mark is a field beside the ledgers, so that a loss takes both.
 _COUNTED: Final = Script("return redis.call('HMGET', KEYS[1], ARGV[1], 'mark')")
-# ARGV: ledger, the last line that was counted, and the one that counts as that from now on.
+# ARGV: ledger, the last line that was counted, and the line that is the last one from now on.
 _GO_BACK: Final = Script("""
 if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then
   redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
@@ -62,11 +61,11 @@ class SharedUsage:
         return int(counted or 0), mark or ""
 
     async def go_back(self, journal_id: str, counted: int, last: int) -> None:
-        """Have lines after the last one of a ledger count that lost what was counted of them."""
+        """Let Redis count anew from the last line of a ledger that lost lines after it."""
         await self._link.ask(_GO_BACK, (_JOURNALS,), (journal_id, counted, last))
 
     async def leave_mark(self) -> str:
-        """Say that lines of before were told again, with a mark that nobody has seen; returns it."""
+        """Leave and return a new mark: it says that lines of before were sent again."""
         return str(await self._link.ask(_MARK, (_JOURNALS,), (secrets.token_hex(8),)))
 
     async def count(self, journal_id: str, entries: Sequence[Entry]) -> int:
@@ -89,8 +88,8 @@ class SharedUsage:
         found: dict[Place, Sums] = {}
         for day in days:
             async for field, amount in fields_of(self._link, _day_key(day)):
-                tenant, key, model, adapter, told = msgspec.json.decode(field)
-                measure, _, alias = told.partition("/")
+                tenant, key, model, adapter, counted = msgspec.json.decode(field)
+                measure, _, alias = counted.partition("/")
                 if measure not in _MEASURES:  # of another version
                     continue
                 sums = found.setdefault((day, tenant, key, model, adapter), Sums())
@@ -106,6 +105,6 @@ def _day_key(day: str) -> str:
 
 
 def _field(place: Place, measure: str, alias: str) -> str:
-    """Return where a sum is counted: `input`, or `input/gpt-4o` of what was asked for by that alias."""
-    told = f"{measure}/{alias}" if alias else measure
-    return msgspec.json.encode((*place[1:], told)).decode()
+    """Return the field of a sum, with `input`, or `input/gpt-4o` for what was asked for by that alias."""
+    counted = f"{measure}/{alias}" if alias else measure
+    return msgspec.json.encode((*place[1:], counted)).decode()

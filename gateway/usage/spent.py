@@ -1,4 +1,4 @@
-"""What was used this month, found by who used it: what limits of days and months go on from."""
+"""What was used this month, by key and tenant: limits of days and months go on from there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MONTH: Final = len("2026-11")
 
 
 class Spent:
-    """Sums by their keys and tenants. They may grow later; whoever adds another one notes it here."""
+    """Sums by key and tenant. They may grow later; a new one must be noted here."""
 
     def __init__(self, sums: Mapping[Place, Sums] | None = None) -> None:
         self._of: dict[tuple[bool, str], list[tuple[Place, Sums]]] = {}
@@ -22,7 +22,7 @@ class Spent:
             self.note(place, each)
 
     def note(self, place: Place, sums: Sums) -> None:
-        """Find these sums by their key, and by their tenant."""
+        """Add sums, to be found by their key and their tenant."""
         _, tenant, key, _, _ = place
         for owner in ((True, tenant), (False, key)):
             self._of.setdefault(owner, []).append((place, sums))
@@ -41,7 +41,7 @@ class Spent:
 
 
 def folded(sums: Mapping[Place, Sums], today: str) -> dict[Place, Sums]:
-    """Return what limits need of sums: today's, and the month's other days as one; its `day` is the month."""
+    """Return the sums that limits need: today's, and those of the month's other days under one `day`, the month."""
     month = today[:_MONTH]
     found: dict[Place, Sums] = {}
     for (day, *names), each in sums.items():

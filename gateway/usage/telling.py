@@ -1,10 +1,10 @@
-"""Has Redis count ledgers, and learns from it what all gateways used this month.
+"""Have Redis count ledgers, and learn from it what all gateways used this month.
 
-    counted? --> tell the lines that it lacks --> it lacked lines of before: leave a mark --> all read the month
+    ask what is counted --> send the lines that Redis lacks --> earlier ones, too: leave a mark --> all read the month
 
-A Redis that lost its data, or came back with older data, is told again what the ledgers still have. Whoever told
-it again, or had lost it, leaves a mark there, and each gateway that finds a new mark reads what all used. So limits
-of days and months go on from what all ledgers together know, whoever is the last to tell.
+A Redis that lost its data, or came back with older data, gets again what the ledgers still have. A gateway that
+sent such lines again, or that had lost its connection, leaves a mark there. Each gateway that finds a new mark reads
+what all used. So limits of days and months go on from all ledgers together, whichever is sent last.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ class Telling:
         self._shared = shared
         self._today = today
         self._counted = 0  # lines of this process's ledger, when Redis was asked last
-        self._began = False  # this process may have told lines
-        self._lacked = False  # Redis lacked something of before, and no mark says so yet
+        self._began = False  # this process may have sent lines
+        self._lacked = False  # Redis lacked earlier lines, and no mark says so yet
         # The mark in Redis when this gateway last read the month's usage.
         self._mark: str | None = None
         self._turns = 0
-        self._learns_from = 0  # that turn
+        self._learns_from = 0  # the first turn that may read the month again
 
     async def turn(self, journal: UsageJournal) -> None:
-        """Tell the lines of this process's ledger that Redis lacks, and learn what that changes."""
+        """Send the lines of this process's ledger that Redis lacks; read the month again if there is a new mark."""
         try:
             mark = await self._catch_up(journal)
         except StoreUnavailable:
-            self._lacked = True  # the one that answers next may lack the last moments of this one
+            self._lacked = True  # the Redis that answers next may lack the last moments of this one
             return
         finally:
             self._turns += 1
@@ -62,31 +62,31 @@ class Telling:
                 self._mark = mark
 
     async def tell_owed(self) -> None:
-        """Have limits tell what they owe, which needs no ledger.
+        """Have limits tell Redis what they owe it, which needs no ledger.
 
         Raises:
             StoreUnavailable: something may be lost.
         """
-        for told in self.on_telling:
-            await told()
+        for listener in self.on_telling:
+            await listener()
 
     def relearn(self) -> None:
-        """Read the month again, in one of the next turns: limits have lost something of it."""
+        """Read the month again in one of the next turns: Redis lost a part of it."""
         self._mark = None
 
     async def _catch_up(self, journal: UsageJournal) -> str | None:
-        """Tell what Redis lacks; returns its mark once that is all."""
+        """Send what Redis lacks; return its mark, or None if there is more to send."""
         counted, mark = await self._shared.counted(journal.id)
         if not self._began and counted > journal.found:
-            # Its disk lost lines, whose numbers are used again.
+            # The disk lost lines of this ledger, whose numbers will be used again.
             await self._shared.go_back(journal.id, counted, journal.found)
             counted = journal.found
         self._began = True
         await self.tell_owed()
         self._lacked |= counted < max(self._counted, journal.found)
-        self._counted, whole = await self._tell(journal, counted)
+        self._counted, whole = await self._send(journal, counted)
         if whole and (self._lacked or self._turns % _LOOK_TURNS == 0):
-            whole = await self._tell_left_behind(journal)
+            whole = await self._send_left_behind(journal)
         if not whole:
             return None
         if self._lacked:
@@ -94,8 +94,8 @@ class Telling:
             self._lacked = False
         return mark
 
-    async def _tell(self, journal: UsageJournal, counted: int) -> tuple[int, bool]:
-        """Tell lines that follow on what is counted; returns what is counted by now, and whether that is all."""
+    async def _send(self, journal: UsageJournal, counted: int) -> tuple[int, bool]:
+        """Send the lines behind the last counted one; return the last one counted by now, and whether that is all."""
         for _ in range(_CALLS):
             if counted >= journal.last:
                 return counted, True
@@ -105,10 +105,10 @@ class Telling:
             counted = await self._shared.count(journal.id, lines)
         return counted, counted >= journal.last
 
-    async def _tell_left_behind(self, journal: UsageJournal) -> bool:
-        """Tell what processes wrote that are gone; one that begins meanwhile takes another ledger.
+    async def _send_left_behind(self, journal: UsageJournal) -> bool:
+        """Send the ledgers of processes that are gone; return whether that is all.
 
-        Returns whether that is all.
+        A process that begins meanwhile takes another ledger.
         """
         found, whole = await asyncio.to_thread(journal.left_behind), True
         with contextlib.ExitStack() as taken:
@@ -117,15 +117,16 @@ class Telling:
             for left in found:
                 counted, _ = await self._shared.counted(left.id)
                 self._lacked |= counted < left.last
-                _, told = await self._tell(left, counted)
-                whole &= told
+                _, complete = await self._send(left, counted)
+                whole &= complete
         return whole
 
     async def _learn(self) -> None:
+        """Read what all gateways used this month."""
         today, found = self._today(), dict[Place, Sums]()
         for day in days_between(today[: len("2026-11-")] + "01", today):
             for place, each in folded(await self._shared.read([day]), today).items():
                 (found.get(place) or found.setdefault(place, Sums())).include(each)
         self.spent = Spent(found)
-        for told in self.on_learnt:
-            told()
+        for listener in self.on_learnt:
+            listener()
