@@ -1,4 +1,4 @@
-"""Load and unload LoRA adapters on a backend, and tell which of them a restarted server should have.
+"""Load and unload LoRA adapters on a backend, and choose those that a restarted server should have.
 
 A restart of vLLM loses the adapters that were loaded at run time. Its model list from before gives their
 paths (`root`), so they can be loaded again and checked in the new list.
@@ -27,14 +27,14 @@ def wanted(
     """Return the adapters that a restarted server should have, with their paths.
 
     If the configuration lists adapters, only those count: those that are pinned there and, while there is
-    room, those that were loaded before. If all fit, also the others, but for those of which it wants a number
-    of copies: these may be elsewhere. An adapter without a configured path is loaded from its path before.
+    room, those that were loaded before. If all fit, the others too, except those with a number of replicas,
+    which may be elsewhere. An adapter without a configured path is loaded from its earlier path.
 
     Args:
         pool: its settings.
-        held: what the server before it held, with the paths.
+        held: the adapters that the server had before its restart, with their paths.
         backend: its name in the pool.
-        out: what an operator keeps away from it.
+        out: adapters that an operator keeps away from it.
     """
     if pool.adapters == "auto":
         return {name: path for name, path in held.items() if name not in out}
@@ -52,7 +52,7 @@ def wanted(
 
 
 def held_by(backend: Backend) -> dict[str, str]:
-    """Return the adapters that a backend lists, with the paths it tells."""
+    """Return the adapters that a backend lists, with the paths that it reports."""
     return {
         name: model.root
         for name, model in backend.models.items()
@@ -63,8 +63,8 @@ def held_by(backend: Backend) -> dict[str, str]:
 class AdapterError(Exception):
     """An adapter could not be loaded or unloaded; the message is for people.
 
-    `refused`: the server said so. Started anew, maybe with other flags, it may do it. `fatal`: it may end of that,
-    for it said nothing, or 500 as it does where its engine has died.
+    `refused`: the server refused it; started anew, maybe with other flags, it may do it. `fatal`: the server may be
+    dying of it, as it did not answer, or answered 500 as it does when its engine has died.
     """
 
     def __init__(self, message: str, *, refused: bool = False, fatal: bool = False) -> None:
@@ -77,55 +77,55 @@ async def load(pages: Pages, name: str, path: str, *, timeout_s: float) -> None:
     """Have a backend load an adapter (`POST /v1/load_lora_adapter`). One that it has already is fine.
 
     Raises:
-        AdapterError: it does not.
+        AdapterError: it was not loaded.
     Cancel: it may be loaded all the same.
     """
     body = {"lora_name": name, "lora_path": path}
-    status, said = await _order(
+    status, message = await _order(
         pages, "load", body, f"the adapter {name} was not loaded", timeout_s
     )
-    if status != HTTPStatus.OK and "already been loaded" not in said:
-        failed = f"the adapter {name} was not loaded ({status}): {said}"
+    if status != HTTPStatus.OK and "already been loaded" not in message:
+        failed = f"the adapter {name} was not loaded ({status}): {message}"
         fatal = status == HTTPStatus.INTERNAL_SERVER_ERROR
         raise AdapterError(failed, refused=True, fatal=fatal)
 
 
 async def unload(pages: Pages, name: str, *, timeout_s: float) -> None:
-    """Have a backend unload an adapter. One that it has not is fine.
+    """Have a backend unload an adapter. One that it does not have is fine.
 
     Raises:
-        AdapterError: it does not.
+        AdapterError: it was not unloaded.
     Cancel: it may be unloaded all the same.
     """
     failed = f"the adapter {name} was not unloaded"
-    status, said = await _order(pages, "unload", {"lora_name": name}, failed, timeout_s)
-    if status != HTTPStatus.OK and "cannot be found" not in said:
-        raise AdapterError(f"{failed} ({status}): {said}", refused=True)
+    status, message = await _order(pages, "unload", {"lora_name": name}, failed, timeout_s)
+    if status != HTTPStatus.OK and "cannot be found" not in message:
+        raise AdapterError(f"{failed} ({status}): {message}", refused=True)
 
 
 async def _order(
     pages: Pages, verb: str, body: Mapping[str, str], failed: str, timeout_s: float
 ) -> tuple[int, str]:
-    """Return the status of an order, and what the server says to it."""
+    """Return the status of the reply to an order, and its message."""
     path = f"/v1/{verb}_lora_adapter"
     try:
         status, reply = await pages.post(path, msgspec.json.encode(body), timeout_s=timeout_s)
     except FetchError as error:
         raise AdapterError(f"{failed}: {in_words(error.reason)}", fatal=True) from error
-    said = _said(reply)
-    if status == HTTPStatus.NOT_FOUND and "lora" not in said.lower():
+    message = _message(reply)
+    if status == HTTPStatus.NOT_FOUND and "lora" not in message.lower():
         raise AdapterError(
             f"{failed}: the server cannot do this while it runs; start it with --enable-lora and"
             " VLLM_ALLOW_RUNTIME_LORA_UPDATING=1",
             refused=True,
         )
-    return status, said
+    return status, message
 
 
-def _said(reply: bytes) -> str:
-    """Return the message of an error, or what was said in its place."""
+def _message(reply: bytes) -> str:
+    """Return the message of an error reply, or the text of another reply."""
     try:
-        told: Any = msgspec.json.decode(reply)
-        return str(told["error"]["message"])[:_MOST_SHOWN]
+        decoded: Any = msgspec.json.decode(reply)
+        return str(decoded["error"]["message"])[:_MOST_SHOWN]
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
         return reply.decode(errors="replace")[:_MOST_SHOWN]

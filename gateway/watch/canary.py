@@ -15,9 +15,9 @@ from gateway.core.types import Endpoint
 from gateway.pools.table import Backend
 from gateway.watch.fetch import FetchError, Pages
 
-# A prompt of one token, given as an id: neither a chat template nor a tokenizer can fail it.
+# A prompt of one token, given as an id: no chat template and no tokenizer can make it fail.
 _PROMPT: Final = [1]
-# In tokens: several KV blocks, a prefill that a graph may be captured for.
+# In tokens: several KV blocks.
 _WARM_UP_PROMPT: Final = 256
 _WARM_UP_OUTPUT: Final = 8
 _PATHS: Final = {
@@ -27,10 +27,10 @@ _PATHS: Final = {
 
 
 async def canary(pages: Pages, backend: Backend, *, timeout_s: float) -> None:
-    """Have the engine compute one token; returns when it has.
+    """Have the engine compute one token; return when it has.
 
-    A backend that has no endpoint to try it by (audio, say) has to answer /health, and one that answers
-    4xx passes: it lives, and that is all that can be known.
+    A backend without an endpoint to ask for a token (audio, say) has to answer /health. A reply of 4xx
+    passes: the backend lives, and no more can be known.
 
     Raises:
         FetchError: it failed, or gave nothing within `timeout_s`.
@@ -67,6 +67,6 @@ async def _ask(
         body |= {"input": prompt}
     sent = msgspec.json.encode(body)
     status, _ = await pages.post(_PATHS[endpoint], sent, timeout_s=timeout_s)
-    # 503 is the engine's own admission control, or a server that goes away: other signs tell which.
+    # 503 is the engine's own admission control, or a server that shuts down: other signs show which.
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.SERVICE_UNAVAILABLE:
         raise FetchError(f"http_{status}")

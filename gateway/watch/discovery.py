@@ -1,7 +1,7 @@
 """Watch every backend of the pool table, following it across reloads.
 
     run -- one task per backend -- probe   GET /health     2 s; 0.5 s while starting, down, unsure; at once
-                                |                          when a request was lost
+                                |                          when a request was lost there
                                 |- scrape  GET /metrics    1 s
                                 `- models  GET /v1/models  10 s; the probe reads it on coming up,
                                                            the scrape when an unknown adapter runs
@@ -25,7 +25,7 @@ from gateway.watch.members import for_each_member
 from gateway.watch.probe import Prober
 from gateway.watch.scrape import scrape
 
-_APART_S: Final = 0.05  # two probes at least, however many requests are lost
+_APART_S: Final = 0.05  # least time between two probes, however many requests are lost
 _Turn = Callable[[], Awaitable[None]]
 
 
@@ -59,16 +59,16 @@ class Watchers:
         with closing(Pages(backend)) as pages:
             async with asyncio.TaskGroup() as group:
                 prober = Prober(backend, pages, self.clock, report)
-                told: frozenset[str] = frozenset()  # adapters that ran at the last scrape, unlisted
+                unlisted: frozenset[str] = frozenset()  # adapters, as of the last scrape
 
                 async def scraped() -> None:
-                    nonlocal told
-                    if backend.plain:  # what its /metrics mean, if it has any, is not known
+                    nonlocal unlisted
+                    if backend.plain:  # it may have /metrics, but what they mean is not known
                         return
                     await scrape(pages, self.clock, report, timeout_s=self.health.timeout)
-                    # Loaded by somebody else just now; until the list is read nobody knows its path.
-                    before, told = told, _unlisted(backend)
-                    if told - before:
+                    # Somebody else loaded them just now: the model list has their paths.
+                    before, unlisted = unlisted, _unlisted(backend)
+                    if unlisted - before:
                         await prober.refresh_models(self.health.timeout)
 
                 async def probed() -> None:
@@ -98,6 +98,6 @@ class Watchers:
 
 
 def _unlisted(backend: Backend) -> frozenset[str]:
-    """Return the adapters that run on a backend and are not in its model list as we know it."""
+    """Return the adapters that run on a backend and are not in its model list, as it was read last."""
     running = backend.sample.running_adapters if backend.sample is not None else ()
     return frozenset(running) - backend.models.keys()

@@ -1,7 +1,7 @@
 """Subscribe to the KV events of all engines in pools with `prefix: precise`.
 
-run -- one task per backend -- look   where it publishes: its configuration, its page, its command line
-                            '- one subscription for each of its engines, as long as that stays true
+run -- one task per backend -- look   where its engines publish: settings, else its page, else its command line
+                            '- one subscription for each engine, until its address changes
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class EngineEvents:
                 self._context.destroy(linger=0)
 
     async def _follow(self, backend: Backend) -> None:
-        """Follow a backend's engines. Cancel: they are followed no more."""
+        """Follow a backend's engines. Cancel: all its subscriptions end."""
         followed: _Followed = {}
         try:
             async with asyncio.TaskGroup() as group:
@@ -121,8 +121,8 @@ class EngineEvents:
         config = self._config_of(backend)
         host = None if backend.socket is not None or backend.host in _LOCAL else backend.host
         if config is not None and config.kv_events is not None:
-            told = config.kv_events.model_dump() | {"enable_kv_cache_events": True}
-            return _of_ranks(told, host, config.kv_events.ranks)
+            settings = config.kv_events.model_dump() | {"enable_kv_cache_events": True}
+            return _of_ranks(settings, host, config.kv_events.ranks)
         try:
             page = await pages.get("/kv_event_sources", timeout_s=_TIMEOUT_S)
         except FetchError as failure:
@@ -145,6 +145,7 @@ def _is_precise(backend: Backend) -> bool:
     return backend.new_prefix_index is PreciseIndex
 
 
-def _of_ranks(told: Mapping[str, Any], host: str | None, ranks: int) -> dict[int, Source]:
-    found = {rank: source_of(told, host, rank) for rank in range(min(ranks, MOST_RANKS))}
+def _of_ranks(settings: Mapping[str, Any], host: str | None, ranks: int) -> dict[int, Source]:
+    """Return where each rank publishes, by vLLM's settings of KV events."""
+    found = {rank: source_of(settings, host, rank) for rank in range(min(ranks, MOST_RANKS))}
     return {rank: source for rank, source in found.items() if source is not None}

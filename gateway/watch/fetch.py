@@ -1,6 +1,6 @@
-"""Ask a backend for small pages: a deadline, a size limit, and failures as short closed words.
+"""Ask a backend for small pages: with a deadline, a size limit, and failures as words of a closed set.
 
-Whoever asks has connections of its own, apart from the traffic's: neither a full connection pool nor
+Each `Pages` has connections of its own, apart from those of the traffic: neither a full connection pool nor
 another backend's silence can make a probe fail.
 """
 
@@ -21,9 +21,9 @@ from gateway.upstream.connection import Connection
 from gateway.upstream.reply import Reply
 from gateway.upstream.silence import ENDLESS, Silence
 
-# A busy server's metrics are some 200 KB; what is larger than this is not vLLM's.
+# A busy server's metrics are some 200 KB; a page larger than this is not vLLM's.
 _MOST_PAGE_BYTES: Final = 4 << 20
-# `/tokenize` tells every token's id, some 7 bytes each.
+# `/tokenize` returns the id of every token, some 7 bytes each.
 _MOST_ANSWER_BYTES: Final = 32 << 20
 # Below vLLM's 5 s, and above the slowest probe interval, so that a connection is mostly reused.
 _KEEP_ALIVE_S: Final = 3.5
@@ -32,15 +32,16 @@ _KEEP_ALIVE_S: Final = 3.5
 _MOST_CONNECTIONS: Final = 4
 
 
-# Of TLS; and of a server that does not let us in, or is another one.
+# Reasons of a `FetchError`: TLS failed.
 OF_TLS: Final = frozenset({"tls", "tls_untrusted", "tls_expired", "tls_name"})
+# The server does not let us in, or is another one.
 DENIED: Final = frozenset({"http_401", "http_403", "http_404"})
-# Of these nobody has spoken to the server's address: its name is not known, or this machine has nothing free.
+# The server was never asked: its name is not known, or this machine has no port, descriptor or memory free.
 UNTRIED: Final = frozenset({"dns", "ours"})
 
 
 class FetchError(OSError):
-    """There was no usable page.
+    """No usable page came.
 
     `reason` is ours (this machine had no port, descriptor or memory for a connection), refused, dns,
     tls, tls_untrusted, tls_expired, tls_name (its certificate: see `_certificate_reason`), unreachable,
@@ -55,7 +56,7 @@ class FetchError(OSError):
 class Pages:
     """One backend's pages, over at most four connections; close it when done.
 
-    An idle connection that has become too old is closed instead of used, or by the backend.
+    An idle connection that is too old is closed instead of used.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -138,7 +139,7 @@ class _LongBody:
     """Collects a body that the connection hands on in parts (`upstream.reply.Sink`)."""
 
     def __init__(self, connection: Connection, most_bytes: int) -> None:
-        self._connection: Connection | None = connection  # as long as it is ours
+        self._connection: Connection | None = connection  # None once the body has ended
         self._most_bytes = most_bytes
         self._held = bytearray()
         self._whole: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -154,7 +155,7 @@ class _LongBody:
                 self._connection.abort()
 
     def on_data(self, data: bytes) -> None:
-        """Hold it, unless it is too much."""
+        """Collect a part of the body; too large a body is a failure."""
         self._held += data
         if len(self._held) > self._most_bytes and not self._whole.done():
             self._whole.set_exception(FetchError("too_large"))
@@ -164,23 +165,23 @@ class _LongBody:
         return False
 
     def on_end(self, data: bytes) -> None:
-        """Have it whole; the connection may be another's by now."""
+        """Complete the body; the connection is not ours any more."""
         self._connection = None
         self.on_data(data)
         if not self._whole.done():
             self._whole.set_result(bytes(self._held))
 
     def on_lost(self, error: UpstreamError) -> None:
-        """Have it never."""
+        """Fail: the rest of the body will not come."""
         if not self._whole.done():
             self._whole.set_exception(error)
 
     def on_tick(self, now: float) -> None:
-        """Wait on: whoever asks has a deadline."""
+        """Do nothing: the caller has a deadline."""
 
 
 def _reason(error: Exception) -> str:
-    """Return the closed word for what an exchange failed of."""
+    """Return the reason why an exchange failed."""
     match error:
         case TimeoutError():
             return "timeout"
@@ -207,7 +208,7 @@ def _connect_reason(cause: BaseException | None) -> str:
 
 
 def _certificate_reason(code: int) -> str:
-    """Return the closed word for why a certificate is not accepted, by OpenSSL's number (x509_vfy.h)."""
+    """Return the reason why a certificate is not accepted, by OpenSSL's number (x509_vfy.h)."""
     match code:
         case 9 | 10:  # not yet valid, has expired
             return "tls_expired"

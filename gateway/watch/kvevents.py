@@ -26,14 +26,14 @@ log = logging.getLogger("gateway.watch")
 # A step of 16,384 tokens is a message of 0.1 MB; a prompt of a million tokens that another engine
 # computed comes in one of 6 MB.
 _MOST_MESSAGE_BYTES: Final = 8 << 20
-# What waits here; then the engine's own queue holds 100,000 (`hwm`), and drops what is more.
+# Messages that wait here. Beyond that the engine's own queue holds 100,000 (`hwm`), and drops the rest.
 _MOST_WAITING: Final = 256
-_MOST_REPLAYED: Final = 1_000  # an engine holds as many, and drops what is more of a replay
-_TURN_S: Final = 0.005  # messages are followed at a stretch; a large one takes 2 ms
-_LATE_S: Final = 1.0  # after so long behind, the mirror is out of date
+_MOST_REPLAYED: Final = 1_000  # messages; an engine queues as many of a replay, and drops the rest
+_TURN_S: Final = 0.005  # longest time without giving others their turn; a large message takes 2 ms
+_LATE_S: Final = 1.0  # when messages have waited for so long, the mirror is out of date
 # vLLM checks for replay requests at least every 0.1 s, unless its engine keeps the interpreter busy.
 _SILENT_S: Final = 3.0
-_PAUSE_S: Final = 0.5  # a replay comes in one go: what is silent for so long in it has been dropped
+_PAUSE_S: Final = 0.5  # a replay comes without pauses: after such a silence its rest was dropped
 _MOST_REPLAYS: Final = 32  # in a row; each brings a thousand messages at least
 _HEARTBEAT_MS: Final = 2_000
 _DEAD_MS: Final = 6_000
@@ -81,12 +81,12 @@ class Subscriber:
     async def _connection(self, frames: list[bytes]) -> None:
         """Note that the connection came or went."""
         self._follower.disconnected()
-        came = parse_monitor_message(frames)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
-        told = "connected" if came else "disconnected"
+        connected = parse_monitor_message(frames)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        word = "connected" if connected else "disconnected"
         log.debug(
-            "kv events %s: %s", told, self.source.events, extra={"event": f"kv_events_{told}"}
+            "kv events %s: %s", word, self.source.events, extra={"event": f"kv_events_{word}"}
         )
-        if came and not await self._catch_up():
+        if connected and not await self._catch_up():
             self._follower.forget()
 
     async def _drain(self, socket: _Socket) -> None:
@@ -152,7 +152,7 @@ class Subscriber:
 
 
 class _Socket:
-    """A socket that is waited for, and read without waiting when something is there."""
+    """A socket with two sides: one to wait for messages, one to read those that are there."""
 
     def __init__(self, context: zmq.asyncio.Context, kind: int, most_waiting: int) -> None:
         self.asynchronous: zmq.asyncio.Socket = context.socket(kind)

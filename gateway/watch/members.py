@@ -1,4 +1,4 @@
-"""One task for each backend of the pool table that is to have one, across reloads."""
+"""Run one task for each wanted backend of the pool table, across reloads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ async def for_each_member(
     name: str,
     wanted: Callable[[Backend], bool] = lambda backend: True,
 ) -> None:
-    """Run work for each wanted backend until cancelled; one that goes, or is wanted no more, loses its task.
+    """Run work for each wanted backend until cancelled; when one leaves, or is not wanted any more, its task ends.
 
     Cancel: all tasks end.
     """

@@ -28,7 +28,7 @@ _NO_PAGE: Final = frozenset({"http_404", "http_405", "http_501"})
 
 @dataclass(slots=True)
 class Prober:
-    """One backend's probes. What they find goes to `report`."""
+    """One backend's probes. `report` gets what they find."""
 
     backend: Backend
     pages: Pages
@@ -50,17 +50,17 @@ class Prober:
             await self._is_well(timeout_s)
             if not self.backend.health.models_known:
                 self.described = False
-                self._tell(await self._models(timeout_s), asked_at)
+                self._report(await self._models(timeout_s), asked_at)
         except FetchError as failed:
             if failed.reason.endswith("ours") and self.backend.health.up:
-                return  # it was not asked, so nothing speaks against it
+                return  # the backend was not asked, so this is no failure of its own
             self.without_health = False  # another server may come up there
-            self._tell(ProbeFailed(self.clock.now(), failed.reason, asked_at), asked_at)
+            self._report(ProbeFailed(self.clock.now(), failed.reason, asked_at), asked_at)
         else:
-            self._tell(ProbePassed(self.clock.now(), asked_at), asked_at)
+            self._report(ProbePassed(self.clock.now(), asked_at), asked_at)
 
-    def _tell(self, seen: Observation, asked_at: float) -> None:
-        """Report what was seen, unless another process has begun since it was asked for."""
+    def _report(self, seen: Observation, asked_at: float) -> None:
+        """Report an observation, unless another process took the backend's place since it was asked."""
         if self.backend.health.forgot_at <= asked_at:
             self.report(seen)
 
@@ -89,10 +89,8 @@ class Prober:
                 extra={"event": "models_unread", "backend": self.backend.id, "why": str(failed)},
             )
             return
-        if (
-            self.backend.health.models_known
-        ):  # else it went down meanwhile: that list is its old one
-            self._tell(seen, asked_at)
+        if self.backend.health.models_known:  # a backend that went down meanwhile has another list
+            self._report(seen, asked_at)
 
     async def _models(self, timeout_s: float) -> ModelsSeen:
         try:

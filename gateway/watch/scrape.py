@@ -24,7 +24,7 @@ async def scrape(
         if sample is None:
             raise FetchError("garbage")
     except FetchError as failed:
-        if failed.reason != "ours":  # else it was not asked
+        if failed.reason != "ours":  # "ours": the backend was not even asked
             report(ScrapeFailed(clock.now(), failed.reason))
     else:
         report(Scraped(sample))
