@@ -1,4 +1,4 @@
-"""This worker among the others: it meets their parent, answers what it is asked, and ends in its turn."""
+"""One worker among others: meet their parent, answer the others' calls, and end in the right order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OTHERS_S: Final = 5.0  # beyond `shutdown.grace`, for the other workers to end
 
 
 async def meet_parent(process: Process, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-    """Have the parent of the workers know this one."""
+    """Connect to the parent of the workers, if there is one; return the task that answers calls."""
     if process.group is None:
         return []
     answering = group.create_task(_in_group(process, process.group), name="workers")
@@ -27,7 +27,7 @@ async def meet_parent(process: Process, group: asyncio.TaskGroup) -> list[asynci
 
 
 async def _in_group(process: Process, group: Group) -> None:
-    """Answer the other workers. Without the parent nobody starts this one again, so it ends."""
+    """Answer the calls of other workers. Without the parent nobody would restart this worker, so it ends."""
 
     async def upgrade() -> str:
         try:
@@ -42,12 +42,12 @@ async def _in_group(process: Process, group: Group) -> None:
     group.answers |= {"upgrade": upgrade, "reload": reload}
     await group.run()
     log.error("the parent process has gone; this worker ends", extra={"event": "parent_gone"})
-    process.supervisor.in_charge = False  # what was launched runs on
+    process.supervisor.in_charge = False  # launched servers run on
     process.stopping.set()
 
 
 async def all_stop(process: Process) -> bool:
-    """Return whether nobody accepts connections from the listener once this process does not."""
+    """Return whether all workers stop, so that nobody else accepts connections from the listener."""
     if process.group is None:
         return True
     try:
@@ -57,7 +57,7 @@ async def all_stop(process: Process) -> bool:
 
 
 async def let_others_end(process: Process) -> None:
-    """Wait until no other worker needs the servers that this one stops when it ends."""
+    """Wait until the other workers have ended: they need the servers that this one stops at its end."""
     group = process.group
     if group is None or not process.leads or process.succeeded.is_set():
         return

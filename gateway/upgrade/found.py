@@ -1,4 +1,4 @@
-"""What the new process waits for before it takes its predecessor's place: backends that serve there serve here too."""
+"""Wait, in the new process, until the backends that serve at the old one serve here too."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gateway.ops.upgrading import UpgradeFailed
 from gateway.pools.table import PoolTable
 from gateway.upgrade.messages import Go
 
-_FOUND_S: Final = 15.0  # for backends that serve to be found so
+_FOUND_S: Final = 15.0  # for this process to find that backends serve
 _LOOK_S: Final = 0.02
 
 
 async def found_serving(
     table: PoolTable, clock: Clock, expects: Go, within_s: float = _FOUND_S
 ) -> list[str]:
-    """Wait until the backends that serve at the process before serve here too; return those that do not.
+    """Wait until the backends that serve at the old process serve here too; return those that do not in time.
 
     Raises:
         UpgradeFailed: none of them does.
@@ -36,7 +36,7 @@ async def found_serving(
 
 
 def _missing(table: PoolTable, expects: Go) -> list[str]:
-    """Return what serves at the process before and not here, or shows its metrics there only."""
+    """Return the backends that serve, or show metrics, at the old process and not here."""
     measured, missing = frozenset(expects.measured), []
     for backend_id in expects.serving:
         backend = table.get(backend_id)

@@ -1,4 +1,4 @@
-"""What two gateways tell each other while one takes the place of the other.
+"""The messages between two processes while one takes the place of the other.
 
     the new one                                 the old one
     reads its settings, has its listeners
@@ -9,8 +9,8 @@
             <--------------------------------   the channel closes
     heals, opens the admin listener             finishes its requests, and ends
 
-Before `Ready` either may give up (`Failed`, or its end of the channel closes): the old one goes on as if
-nothing had been. The channel keeps messages apart (SOCK_SEQPACKET), so one is one read.
+Before `Ready` either may give up (`Failed`, or its end of the channel closes): then the old one goes on as before.
+The channel keeps messages apart (SOCK_SEQPACKET): one read returns one message.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import msgspec
 from gateway.heal.decisions import Tries
 from gateway.launch.launcher import Incarnation
 
-MOST_BYTES: Final = 1024 * 1024  # `Go` names each backend, twice as a rule
+MOST_BYTES: Final = 1024 * 1024  # of a message; `Go` usually names each backend twice
 VARIABLE: Final = "GATEWAY_TAKES_OVER"  # in the environment of the new process: `Inherits`, as JSON
 
 
 class Inherits(msgspec.Struct, frozen=True):
-    """The file descriptors that the new process gets. `kept`: systemd has the listeners open too."""
+    """The file descriptors that the new process gets. `kept`: systemd keeps the listeners open, too."""
 
     channel: int
     public: int
@@ -43,12 +43,13 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
 
 
 class Go(msgspec.Struct, frozen=True, tag=True):
-    """Read the state folder, and serve. These backends serve, and those of them show metrics.
+    """Read the state folder, and serve.
 
-    `restarts` are ordered by operators and not carried out, with why. `tried`: how often restarts of what
-    runs were begun, whoever ordered them.
-    `unproven` runs, and has to give a token before it serves: its start goes on, by backend.
-    `finishing` are the processes before the old one that still finish requests: pid, and when it started.
+    `serving`: the backends that serve; `measured`: those of them that show metrics.
+    `restarts`: restarts that operators ordered and that are not carried out yet, with the reason, by backend.
+    `tried`: how often restarts of the running servers were begun, whoever ordered them.
+    `unproven`: servers that run and have to give a token before they serve, by backend.
+    `finishing`: older processes that still finish requests, each with its pid and when it started.
     """
 
     serving: list[str]
@@ -60,7 +61,7 @@ class Go(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """New connections are accepted. `missing`: backends that serve at the old one, and not here."""
+    """New connections are accepted. `missing`: backends that serve at the old process and not here."""
 
     missing: list[str]
 
@@ -73,7 +74,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 Message = Loaded | Go | Ready | Failed
 
-# Both decoders raise DecodeError of what another version says.
+# Both decoders raise DecodeError for a message of another version.
 encode: Final = msgspec.json.encode
 decode: Final = msgspec.json.Decoder[Message](Message).decode
 inherits: Final = msgspec.json.Decoder(Inherits).decode

@@ -1,4 +1,4 @@
-"""What systemd is told of this process (sd_notify(3)); nothing happens where it did not ask."""
+"""Tell systemd about this process (sd_notify(3)); nothing happens unless it asked for that."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SOCKET: Final = "NOTIFY_SOCKET"
 
 
 def notify(**fields: object) -> None:
-    """Tell systemd, such as `READY=1`. One datagram; a manager that does not take it is not waited for."""
+    """Send fields such as `READY=1` in one datagram, without waiting for a manager that does not take it."""
     address = os.environ.get(SOCKET)
     if not address:
         return

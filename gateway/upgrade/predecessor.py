@@ -1,7 +1,7 @@
 """`Predecessor`: the gateway whose place this process takes, at the other end of a channel.
 
-The order of messages is in `messages`. What this side guarantees: until `ready` it changes nothing, neither
-files nor backends, so it may fail at any time and nobody notices.
+The order of messages is in `messages`. Until `ready` this side changes nothing, neither files nor backends, so it
+may fail at any time without harm.
 """
 
 from __future__ import annotations
@@ -35,43 +35,43 @@ from gateway.upgrade.messages import (
     inherits,
 )
 
-_GO_S: Final = 60.0  # for the gateway before to pause what it does to backends
+_GO_S: Final = 60.0  # for the old gateway to pause what it does to backends
 _WHY_CHARS: Final = 4000
 
 
 class GaveUp(Exception):
-    """The gateway before this one goes on by itself, or has ended; this process is not needed."""
+    """The old gateway goes on serving, or has ended; this process is not needed."""
 
 
 class Predecessor:
-    """See the module. `listeners` are its sockets, by name; `kept`: systemd has them open too."""
+    """The old gateway. `listeners` are its sockets, by name; `kept`: systemd keeps them open, too."""
 
-    def __init__(self, told: Inherits) -> None:
-        for number in (told.channel, told.public, told.admin):
+    def __init__(self, inherited: Inherits) -> None:
+        for number in (inherited.channel, inherited.public, inherited.admin):
             os.set_inheritable(number, False)
-        self._channel = socket.socket(fileno=told.channel)
+        self._channel = socket.socket(fileno=inherited.channel)
         self.listeners = {
-            "public": socket.socket(fileno=told.public),
-            "admin": socket.socket(fileno=told.admin),
+            "public": socket.socket(fileno=inherited.public),
+            "admin": socket.socket(fileno=inherited.admin),
         }
-        self.kept = told.kept
+        self.kept = inherited.kept
         self._process = proc.find(os.getppid())
         self.expects = Go([], [])
         self._is_ready = False
 
     @classmethod
     def of(cls, environ: MutableMapping[str, str]) -> Self | None:
-        """Return the gateway before this one; None for a process that takes nobody's place.
+        """Return the gateway whose place this process takes; None: it takes nobody's place.
 
         Raises:
-            msgspec.DecodeError, OSError: the environment says so, and it is not true.
+            msgspec.DecodeError, OSError: the variable in the environment cannot be read, or names no sockets.
         """
         text = environ.pop(VARIABLE, None)
         return None if text is None else cls(inherits(text))
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
-        """Tell the gateway before this one why this start fails, if it does before it is ready.
+        """Tell the old gateway why this start fails, if it fails before it is ready.
 
         Raises:
             GaveUp: it fails.
@@ -87,19 +87,19 @@ class Predecessor:
             raise GaveUp(f"the gateway that runs goes on serving: {why}") from error
 
     def detach(self) -> None:
-        """Be nobody's child: a new process goes on, and this one ends. Call it before any thread starts.
+        """Become nobody's child: a forked process goes on, and this one ends. Call it before any thread starts.
 
-        Whoever supervises all processes (systemd, say) is then told when the new one ends, although the
-        gateway before still lives.
+        A supervisor of all processes (systemd, say) then learns when the new one ends, although the old gateway still
+        lives.
         """
         if os.fork():
             os._exit(0)
 
     def loaded(self) -> None:
-        """Tell that this process can serve, and wait to be asked to. Blocking.
+        """Tell the old gateway that this process can serve, and wait for its `Go`. Blocking.
 
         Raises:
-            GaveUp: the gateway before does not want it.
+            GaveUp: the old gateway does not want it.
         """
         self._channel.settimeout(_GO_S)
         try:
@@ -114,12 +114,12 @@ class Predecessor:
         self._channel.setblocking(False)
 
     def ready(self, missing: list[str]) -> None:
-        """Tell that new connections are accepted here."""
+        """Tell the old gateway that new connections are accepted here."""
         self._send(Ready(missing))
         self._is_ready = True
 
     async def gone(self) -> None:
-        """Wait until the gateway before has handed over what only one may do, or has ended.
+        """Wait until the old gateway has handed over what only one process may do, or has ended.
 
         Cancel: nothing is held.
         """
@@ -129,9 +129,9 @@ class Predecessor:
                 pass
 
     def leaves_to(self, process: Process) -> None:
-        """Go on with what operators ordered; leave it, and those before it, the time to finish. Call it once `gone`."""
-        told = f"process {os.getpid()} with version {__version__} took over"
-        process.supervisor.events.note(process.clock, EventKind.UPGRADE, "", "done", told)
+        """Take over operators' orders, and leave all older processes the time to finish. Call it once `gone`."""
+        detail = f"process {os.getpid()} with version {__version__} took over"
+        process.supervisor.events.note(process.clock, EventKind.UPGRADE, "", "done", detail)
         take_up(process.supervisor, self.expects.restarts, self.expects.tried)
         table, carried = process.table, process.table.carried_elsewhere
         process.finishing = finishing = [*self.expects.finishing]
@@ -149,7 +149,7 @@ class Predecessor:
 
 
 def _works(backend: Backend | None, since: float) -> bool:
-    """Whether an engine may be at work: nothing shows since then that it is empty, or a reload took it away."""
+    """Whether an engine may be at work: no scrape since then shows it empty, or a reload removed its backend."""
     sample = None if backend is None else backend.sample
     return sample is None or sample.at < since or bool(sample.running or sample.waiting)
 

@@ -1,9 +1,9 @@
-"""One upgrade, as the gateway carries it out that serves: another process takes its place, or nothing happens.
+"""One upgrade, on the side of the gateway that serves: another process takes its place, or nothing happens.
 
-    may it be? -> start the new process -> it has its settings -> pause healing -> it serves
-               -> accept no more, hand over what we launched -> finish our requests, and end
+    allowed? -> start the new process -> it has its settings -> pause healing -> it serves
+             -> accept no more, hand over what we launched -> finish our requests, and end
 
-Whatever fails before it serves ends the new process, and this one goes on. The order of messages is in
+A failure before the new process serves ends that process, and this one goes on. The order of messages is in
 `messages`.
 """
 
@@ -64,11 +64,11 @@ class Replacement:
         except UpgradeFailed as error:
             outcome = error
             process = self._process
-            told = (
+            detail = (
                 f"no upgrade, this process ({os.getpid()}, version {__version__}) goes on: {error}"
             )
             events = process.supervisor.events
-            events.note(process.clock, EventKind.UPGRADE_FAILED, "", "failed", told)
+            events.note(process.clock, EventKind.UPGRADE_FAILED, "", "failed", detail)
         finally:
             upgrades.under_way = False
             upgrades.came_to(outcome)
@@ -76,10 +76,10 @@ class Replacement:
                 self._process.succeeded.set()
 
     async def _replace(self) -> str:
-        """Have another process take over; returns what came of it, for people.
+        """Have another process take over; return the outcome, for people.
 
         Raises:
-            UpgradeFailed: none did.
+            UpgradeFailed: no process took over.
         """
         refused = why_not(os.getpid(), parent_of_this(), os.environ)
         if refused is not None:
@@ -97,16 +97,16 @@ class Replacement:
                 successor.end()
                 raise
             await self._hand_over(successor)
-        told = (
+        outcome = (
             f"process {successor.pid} with version {successor.version} serves now; this one"
             f" ({os.getpid()}, version {__version__}) finishes what it has begun"
         )
         if missing:
-            told += f". Not reached by the new process yet: {', '.join(missing)}"
-        return told
+            outcome += f". Not reached by the new process yet: {', '.join(missing)}"
+        return outcome
 
     async def _until_ready(self, successor: Successor) -> list[str]:
-        """Wait until the new process accepts connections; only then nothing is left that can fail."""
+        """Wait until the new process accepts connections; what follows cannot fail."""
         await successor.loaded(_LOADED_S)
         await self._healing.pause()
         try:
@@ -124,7 +124,7 @@ class Replacement:
         return missing
 
     async def _hand_over(self, successor: Successor) -> None:
-        """Give the new process what only one may have. It serves: from here on there is no way back."""
+        """Hand over what only one process may have. The new one serves, so there is no way back."""
         process = self._process
         try:
             for server in self._servers:
@@ -144,7 +144,7 @@ async def _others_first(group: Group) -> None:
     """Have the other workers replaced before this one.
 
     Raises:
-        UpgradeFailed: one was not; those before it were.
+        UpgradeFailed: one was not replaced; those before it were.
     """
     try:
         why = await group.upgrade_others()

@@ -1,6 +1,6 @@
 """`Successor`: the process that is to take this gateway's place, at the other end of a channel.
 
-It runs whatever code is installed by then, with the same command line and environment, and has our listeners.
+It runs the code that is installed now, with the same command line and environment, and inherits our listeners.
 Until it is ready it may be ended at any time.
 """
 
@@ -38,7 +38,7 @@ _ENDED_S: Final = 2.0  # for a process whose channel closed to be gone
 # Programs that are PID 1 of a container for one child, and end the container together with it.
 _CONTAINER_INITS: Final = frozenset({"tini", "docker-init", "dumb-init", "catatonit"})
 
-Told = TypeVar("Told", Loaded, Ready)
+Expected = TypeVar("Expected", Loaded, Ready)
 
 
 def why_not(pid: int, parent: tuple[int, str], environ: Mapping[str, str]) -> str | None:
@@ -60,9 +60,9 @@ def why_not(pid: int, parent: tuple[int, str], environ: Mapping[str, str]) -> st
 
 
 def command() -> list[str]:
-    """Return the command line of this process, as it is to be run again.
+    """Return the command line that runs this process again.
 
-    A script is run by its name, so that another installation behind the same name is found.
+    A script is run by its name, so that a new installation under the same name is used.
     """
     if os.path.isfile(sys.argv[0]) and os.access(sys.argv[0], os.X_OK):
         return list(sys.argv)
@@ -70,12 +70,12 @@ def command() -> list[str]:
 
 
 class Successor:
-    """See the module. One owner, who lets it go or ends it."""
+    """The new process. One owner, who lets it go or ends it."""
 
     def __init__(self, started: subprocess.Popen[bytes], channel: socket.socket) -> None:
         self._started = started
         self._channel = channel
-        self.pid = started.pid  # of the process that will serve, once it has said so
+        self.pid = started.pid  # then that of the process that will serve, from its `Loaded`
         self.version = ""
 
     @classmethod
@@ -87,7 +87,7 @@ class Successor:
         kept: bool,
         words: Sequence[str] | None = None,
     ) -> Self:
-        """Start it with our listeners; by this process's own command line unless there are other `words`.
+        """Start it with our listeners, by default with the command line of this process.
 
         Raises:
             UpgradeFailed: the system refused.
@@ -120,7 +120,7 @@ class Successor:
         """
         loaded = await self._hear(Loaded, within_s, "did not read its settings")
         self.pid, self.version = loaded.pid, loaded.version
-        self._started.poll()  # it has ended in favour of the one that will serve
+        self._started.poll()  # the process that we started has forked the one that will serve, and ended
 
     def go(self, message: Go) -> None:
         """Have it read the state folder, and serve.
@@ -134,7 +134,7 @@ class Successor:
             raise UpgradeFailed("it ended before it could serve") from error
 
     async def ready(self, within_s: float) -> list[str]:
-        """Wait until it accepts connections; returns the backends that it does not reach.
+        """Wait until it accepts connections; return the backends that it does not reach.
 
         Raises:
             UpgradeFailed: it cannot, or takes too long.
@@ -142,7 +142,7 @@ class Successor:
         return (await self._hear(Ready, within_s, "did not accept connections")).missing
 
     def let_go(self) -> None:
-        """Have it do from now on what only one gateway may do."""
+        """Leave to it what only one process may do."""
         self._started.poll()
         self._channel.close()
 
@@ -154,7 +154,7 @@ class Successor:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._started.wait(_ENDED_S)
 
-    async def _hear(self, kind: type[Told], within_s: float, what: str) -> Told:
+    async def _hear(self, kind: type[Expected], within_s: float, what: str) -> Expected:
         try:
             async with asyncio.timeout(within_s):
                 message = await self._next()

@@ -1,13 +1,13 @@
 """The parent of a gateway with several workers: it opens the listeners, starts the workers, and keeps them running.
 
-    listeners -> worker 1 -> (it serves) -> workers 2 to N -> ... -> told to stop -> all have ended
+    listeners -> worker 1 -> (it serves) -> workers 2 to N -> ... -> SIGTERM -> all have ended
 
-Each worker is a gateway that accepts connections from the same listener. The parent serves nobody: it has what
-the workers share (`store.group`), and passes calls on between them. One that dies is started again, at once if
-it ran for a while, else later each time. A worker that is upgraded starts its own successor (`gateway.upgrade`),
-which takes its place here once it serves; the one before finishes its requests.
+Each worker is a gateway that accepts connections from the same listener. The parent serves no clients: it keeps what
+the workers share (`store.group`), and passes calls on between them. A worker that dies is started again: at once if
+it ran for a while, else after a pause that grows. A worker that is upgraded starts its own successor
+(`gateway.upgrade`), which takes its place here once it serves; the old process finishes its requests.
 
-SIGTERM and SIGINT end all workers, each as it would end alone; SIGHUP reloads them, each once it serves.
+SIGTERM and SIGINT end all workers, each as it would end alone. SIGHUP reloads them, each once it serves.
 SIGUSR2 upgrades worker 1, which has the others upgraded before it.
 """
 
@@ -40,16 +40,16 @@ from gateway.workers.worker import Worker
 
 log = logging.getLogger("gateway.workers")
 
-_LONG_S: Final = 10.0  # who ran for so long is started again at once
+_LONG_S: Final = 10.0  # a worker that ran for so long is started again at once
 _FIRST_PAUSE_S: Final = 0.5
 _MOST_PAUSE_S: Final = 30.0
-_FELLOW_S: Final = 1.5  # for a worker to answer another
-_UPGRADED_S: Final = 150.0  # the deadlines of `upgrade.replace`, and the end of a new process
+_FELLOW_S: Final = 1.5  # for a worker to answer another one
+_UPGRADED_S: Final = 150.0  # the deadlines of `upgrade.replace`, and time to end a failed process
 _PEER: Final = struct.Struct("3i")  # pid, uid, gid
 
 
 class NotStarted(Exception):
-    """A worker ended before it served for the first time; it has said why."""
+    """A worker ended before it served for the first time; it has written why."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(f"worker {worker.number} {worker.how()} before it served")
@@ -57,10 +57,10 @@ class NotStarted(Exception):
 
 
 class Parent:
-    """See the module. `run` is all of it."""
+    """The parent process; see the module. `run` is its whole life."""
 
     def __init__(self, listeners: Listeners, count: int, words: list[str] | None = None) -> None:
-        """`words`: the command line of a worker; that of this process unless said."""
+        """`words`: the command line of a worker; by default that of this process."""
         self._listeners = listeners
         self._count = count
         self._words = words or command()
@@ -69,16 +69,16 @@ class Parent:
         self._limits = SharedLevels(self._clock)
         self._address = f"vllm-gateway-{secrets.token_hex(16)}"
         self._key = secrets.token_hex(32)
-        self._workers: list[Worker] = []  # that run, the oldest first
+        self._workers: list[Worker] = []  # running processes, the oldest first
         self._stopping = asyncio.Event()
         self._failed: NotStarted | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Keep the workers running until told to stop, and until all have ended.
+        """Keep the workers running until a signal ends them, and wait until all have ended.
 
         Raises:
-            NotStarted: one cannot start; the others are ended.
+            NotStarted: one cannot start; the others were ended.
         Cancel: ends the workers.
         """
         loop = asyncio.get_running_loop()
@@ -98,13 +98,13 @@ class Parent:
                         group.create_task(self._keep(number), name=f"worker {number}")
                 if all([await self._served(number) for number in others]):
                     notify(READY=1)
-                    told = {"event": "workers_serve", "workers": self._count}
-                    log.info("%d workers serve", self._count, extra=told)
+                    extra = {"event": "workers_serve", "workers": self._count}
+                    log.info("%d workers serve", self._count, extra=extra)
             if self._failed is not None:
                 raise self._failed
         finally:
             for each in self._workers:
-                each.tell(signal.SIGTERM)
+                each.send(signal.SIGTERM)
             for each in tuple(self._workers):
                 await each.ended.wait()
             meeting.cancel()
@@ -120,13 +120,13 @@ class Parent:
             signal.SIGUSR2: self._upgrade,
         }
 
-    def _stop(self, told: signal.Signals = signal.SIGTERM) -> None:
-        """Tell all workers to end, and close our copy of the public listener. Called again: they end at once."""
+    def _stop(self, which: signal.Signals = signal.SIGTERM) -> None:
+        """Send all workers a signal to end, and close our copy of the public listener. Twice: they end at once."""
         notify(STOPPING=1)
         self._stopping.set()
         self._listeners.public.close()
         for each in self._workers:
-            each.tell(told)
+            each.send(which)
 
     def _reload(self) -> None:
         for each in self._workers:
@@ -139,13 +139,13 @@ class Parent:
                 "no upgrade: worker 1 does not serve now", extra={"event": "upgrade_failed"}
             )
         else:
-            leader.tell(signal.SIGUSR2)
+            leader.send(signal.SIGUSR2)
 
     # --- the processes ------------------------------------------------------------------------------
 
     async def _keep(self, number: int) -> None:
-        """Keep one worker running; one that never serves ends them all."""
-        short = 0  # lives in a row
+        """Keep one worker running. If its first process never serves, end all workers."""
+        short = 0  # processes in a row that ended soon
         worker = self._spawn(number)
         began = False
         while True:
@@ -178,7 +178,7 @@ class Parent:
                 break
             worker = self._spawn(number)
         for each in [each for each in self._workers if each.number == number]:
-            await each.ended.wait()  # of those that were replaced, some may finish requests yet
+            await each.ended.wait()  # replaced processes may still finish requests
 
     def _spawn(self, number: int) -> Worker:
         public, admin, kept = self._listeners
@@ -189,7 +189,7 @@ class Parent:
             env={**environ, VARIABLE: msgspec.json.encode(place).decode()},
             stdin=subprocess.DEVNULL,
             pass_fds=(place.public, place.admin),
-            start_new_session=True,  # a terminal's signals come to us alone
+            start_new_session=True,  # a terminal sends its signals to the parent alone
         )
         return self._add(Worker(number, child.pid, self._clock.now(), child))
 
@@ -199,7 +199,7 @@ class Parent:
         return worker
 
     def _see_off(self, worker: Worker) -> None:
-        """Forget a process once it has ended; what was replaced finishes its requests first."""
+        """Forget a process once it has ended; a replaced one finishes its requests first."""
 
         async def ended() -> None:
             await worker.ended.wait()
@@ -213,20 +213,20 @@ class Parent:
         task.add_done_callback(self._tasks.discard)
 
     async def _gone(self, worker: Worker) -> None:
-        """Forget a process; what it led is free at once, for it certainly leads no more."""
+        """Forget a process, and release its leases: it certainly holds them no more."""
         if worker in self._workers:
             self._workers.remove(worker)
         for lease in worker.leases.values():
             await self._store.release(lease)
 
     def _in_charge(self, number: int) -> Worker | None:
-        """Return the newest process of a number that serves."""
+        """Return the newest process of a worker that serves."""
         every = [each for each in self._workers if each.number == number and not each.left.is_set()]
         serving = [each for each in every if each.serving.is_set()]
         return serving[-1] if serving else None
 
     async def _served(self, number: int) -> bool:
-        """Wait until a worker serves; False: this gateway is to stop."""
+        """Wait until a worker serves; False: the gateway stops."""
         while self._in_charge(number) is None and not self._stopping.is_set():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         return not self._stopping.is_set()
@@ -270,7 +270,7 @@ class Parent:
             worker.serves()
             for each in self._workers:
                 if each.number == worker.number and each is not worker:
-                    each.left.set()  # an upgrade: it finishes its requests
+                    each.left.set()  # this is an upgrade: the old process finishes its requests
 
         async def others_ended() -> None:
             for each in [each for each in self._workers if each is not worker]:
@@ -302,7 +302,7 @@ class Parent:
         }
 
     async def _upgrade_others(self, but: int) -> str:
-        """Have each other worker replaced, one after another; returns what went wrong, or nothing."""
+        """Have each worker except `but` replaced, one after another; return what went wrong, or an empty text."""
         for number in range(LEADER, self._count + 1):
             before = self._in_charge(number)
             if number == but or before is None:
@@ -318,12 +318,12 @@ class Parent:
 
 
 def pause_s(short: int) -> float:
-    """Return when the next process of a worker is started, after so many in a row that ended soon."""
+    """Return the pause before the next process of a worker, after so many in a row that ended soon."""
     return min(_MOST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(short - 2, 16)) if short > 1 else 0.0
 
 
 async def _asked(worker: Worker, what: str, args: list[Any]) -> Any:
-    """Return what a worker answers; None: nothing in time."""
+    """Return the answer of a worker; None: it gave none in time."""
     if worker.channel is None:
         return None
     try:

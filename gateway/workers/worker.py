@@ -1,4 +1,4 @@
-"""One worker as its parent knows it: a process, and what it holds."""
+"""One process of a worker, as the parent knows it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.store.shared import Lease
 
 @dataclass(eq=False)
 class Worker:
-    """One process. `ended` is set when the system says so."""
+    """One process, and the leases that it holds. `ended` is set once the process has ended."""
 
     number: int
     pid: int
@@ -23,25 +23,25 @@ class Worker:
     child: subprocess.Popen[bytes] | None = None  # None: its predecessor started it
     channel: Channel | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    left: asyncio.Event = field(default_factory=asyncio.Event)  # or another process took its place
+    left: asyncio.Event = field(default_factory=asyncio.Event)  # it ended, or was replaced
     serving: asyncio.Event = field(default_factory=asyncio.Event)
     leases: dict[str, Lease] = field(default_factory=dict)
     reload_due: bool = False
 
-    def tell(self, number: signal.Signals) -> None:
-        """Send a signal, if it still runs."""
+    def send(self, which: signal.Signals) -> None:
+        """Send a signal, if the process still runs."""
         if not self.ended.is_set():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+                os.kill(self.pid, which)
 
     def reload(self) -> None:
-        """Have it read its settings again, once it serves: until then the signal may end it."""
+        """Reload its settings once it serves: before that, the signal may end it."""
         self.reload_due = not self.serving.is_set()
         if not self.reload_due:
-            self.tell(signal.SIGHUP)
+            self.send(signal.SIGHUP)
 
     def serves(self) -> None:
-        """It says that it serves."""
+        """Note that it serves."""
         self.serving.set()
         if self.reload_due:
             self.reload()
@@ -69,7 +69,7 @@ class Worker:
         loop.add_reader(handle, gone)
 
     def how(self) -> str:
-        """Return how it ended, as far as its parent is told."""
+        """Return how it ended, as far as its parent can know."""
         code = None if self.child is None else self.child.returncode
         if code is None:
             return "has ended"
