@@ -1,7 +1,7 @@
-"""Does a model fit, how long may requests be, how many at a time: vLLM's arithmetic, before it runs.
+"""Whether a model fits, how long requests may be, how many at a time: vLLM's arithmetic, before it runs.
 
-What vLLM has for the KV cache is `gpu_memory_utilization` of a GPU's memory, less what it holds
-beside (v1/worker/gpu_worker.py, `determine_available_memory`; v1/worker/utils.py,
+vLLM has for the KV cache `gpu_memory_utilization` of a GPU's memory, less what it holds
+besides (v1/worker/gpu_worker.py, `determine_available_memory`; v1/worker/utils.py,
 `request_memory`). It starts if one request of the full context window fits into that, and one block
 more (v1/core/kv_cache_utils.py, `get_kv_cache_configs`). How many such requests fit, and the tokens
 that the cache holds, are what it logs as `KV cache size` and `Maximum concurrency`.
@@ -48,7 +48,7 @@ class Fit:
     caveats: tuple[str, ...]  # what is neither counted nor estimated
     max_model_len: int  # tokens; that of the plan, else the model's, or for AUTO_LEN what fits
     longest: int  # longest context window that fits, whole blocks; 0: none
-    surely_longest: int  # the same, should the estimates be too low by all of their doubt
+    surely_longest: int  # the same, if the estimates are too low by all of their doubt
     held: Footprint
     budget_bytes: int  # what vLLM may take of the GPU
     kv_memory_bytes: int  # what is left of it for the KV cache; below 0: not even the weights fit
@@ -134,7 +134,7 @@ def sizing(model: ModelShape, plan: Plan, length: int) -> Sizing:
 
 
 def _fixed(plan: Plan, layout: KvLayout) -> list[int] | None:
-    """Return what a flag makes of the KV cache on a GPU of each stage; None where vLLM measures it."""
+    """Return the bytes of the KV cache on a GPU of each stage, where a flag sets them; None: vLLM measures."""
     stages = range(len(layout.stages))
     if plan.num_gpu_blocks is not None:
         return [plan.num_gpu_blocks * layout.block_bytes(stage) for stage in stages]
@@ -170,7 +170,7 @@ def _verdict(
 
 
 def _whole_blocks(longest: int, most: int, block_tokens: int) -> int:
-    """Round down to a block, save where it is all that the model can do anyway."""
+    """Round down to a block, unless it is all that the model can do."""
     return longest if longest >= most else longest // block_tokens * block_tokens
 
 

@@ -1,7 +1,7 @@
-"""`check --fit`: do the models of launched backends fit on their GPUs, before anything starts?
+"""`check --fit`: check that the models of launched backends fit on their GPUs, before anything starts.
 
-Only models in a local folder can be judged, and only where the GPUs' memory is known: given, or told
-by the driver (the extra `nvidia`). Whatever is not judged is said.
+Only models in a local folder can be judged, and only where the memory of the GPUs is known: given, or read
+from the driver (the extra `nvidia`). A warning names each backend that is not judged.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def fit_findings(
     """Judge every launched backend of a configuration.
 
     Returns:
-        What each one comes to in a few words, and the findings, at their places in the file.
+        A few words about each backend, and the findings, at their places in the file.
     """
     words: list[str] = []
     findings: list[Finding] = []
@@ -61,24 +61,24 @@ def _judged(
             plan = replace(plan, gpu_memory_bytes=memory_bytes)
         why, hint = _unknown(plan, folder)
         if why or folder is None:
-            return "not judged", [_untold(path, backend.name, why, hint)]
+            return "not judged", [_not_judged(path, backend.name, why, hint)]
         model = read_model(folder)
         if plan.dp > 1 and model.experts:
             why = "how its engines share the experts (data-parallel-size) is not known here"
-            return "not judged", [_untold(path, backend.name, why)]
+            return "not judged", [_not_judged(path, backend.name, why)]
         found = fit(model, plan)
     except (ModelFolderError, PlanError) as error:
-        return "not judged", [_untold(path, backend.name, str(error))]
+        return "not judged", [_not_judged(path, backend.name, str(error))]
     return found.verdict.value, list(_remarks(path, backend.name, found))
 
 
-def _untold(path: KeyPath, name: str, why: str, hint: str = "") -> Remark:
+def _not_judged(path: KeyPath, name: str, why: str, hint: str = "") -> Remark:
     message = f"{name}: cannot tell whether it fits: {why}"
     return Remark(path, "fit-unknown", message, hint, Severity.WARNING)
 
 
 def _unknown(plan: Plan, folder: Path | None) -> tuple[str, str]:
-    """Return what is not known that the arithmetic needs, and what helps; empty where all is known."""
+    """Return what the arithmetic needs and nobody knows, and what helps; empty where all is known."""
     if folder is None:
         return "its model is not a local folder", ""
     if plan.device is Device.CPU and plan.kv_cache_memory_bytes is None:
@@ -112,7 +112,7 @@ def _remarks(path: KeyPath, name: str, found: Fit) -> Iterator[Remark]:
 
 def _too_large(found: Fit) -> str:
     plan, memory_bytes = found.plan, found.kv_memory_bytes
-    if found.needed_bytes <= memory_bytes:  # what is fixed does not fit beside the rest
+    if found.needed_bytes <= memory_bytes:  # a cache of a fixed size does not fit beside the rest
         return (
             f"{memory_bytes / _GIB:.2f} GiB of KV cache, as its flags say, do not fit beside"
             f" {found.held.total_bytes / _GIB:.2f} GiB of weights and the rest on each GPU"

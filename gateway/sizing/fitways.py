@@ -1,4 +1,4 @@
-"""What would make a model fit: each way tried by the same arithmetic, with the value it takes."""
+"""Find what would make a model fit: try each change by the same arithmetic, and with which value it works."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FEW_SEQS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One change, the flags that make it, and what comes of it."""
+    """One change, the flags that make it, and the result."""
 
     change: str
     flags: tuple[str, ...]
@@ -26,9 +26,9 @@ class Way:
 
 
 def ways(short: Fit) -> list[Way]:
-    """Return the changes that would each make it fit, the mildest first; those that do not, not.
+    """Return the changes that would each make it fit, the mildest first.
 
-    None for a plan that fits, or whose flags vLLM refuses.
+    Empty for a plan that fits, or whose flags vLLM refuses.
     """
     if short.verdict is not Verdict.TOO_LARGE:
         return []
@@ -144,9 +144,8 @@ def _at_bits(model: ModelShape, bits: int) -> ModelShape:
 def command(found: Fit, model: str) -> tuple[str, ...]:
     """Return the argv that serves a model as planned, or else with the longest window that fits.
 
-    That is the one that fits even if the estimates are too low, where there is one.
-    Flags that are vLLM's own default are left out, save the window and the utilisation: those are
-    what this answer is about. Empty: nothing fits.
+    If some window fits even if the estimates are too low, it is the longest of those. Flags at vLLM's own
+    default are left out, except the window and the utilization, which the answer is about. Empty: nothing fits.
     """
     plan = found.plan
     shorter = found.surely_longest or found.longest
@@ -158,7 +157,7 @@ def command(found: Fit, model: str) -> tuple[str, ...]:
         words += ["--kv-cache-memory-bytes", str(plan.kv_cache_memory_bytes)]
     else:
         words += ["--gpu-memory-utilization", f"{plan.gpu_memory_utilization:g}"]
-    told: tuple[tuple[str, object, object], ...] = (
+    flags: tuple[tuple[str, object, object], ...] = (  # name, value, vLLM's default
         ("--num-gpu-blocks-override", plan.num_gpu_blocks, None),
         ("--tensor-parallel-size", plan.tp, 1),
         ("--pipeline-parallel-size", plan.pp, 1),
@@ -169,7 +168,7 @@ def command(found: Fit, model: str) -> tuple[str, ...]:
         ("--max-num-batched-tokens", plan.max_num_batched_tokens, None),
         ("--block-size", plan.block_size, None),
     )
-    for flag, value, default in told:
+    for flag, value, default in flags:
         words += [] if value == default else [flag, str(value)]
     words += ["--enforce-eager"] if plan.enforce_eager else []
     words += [] if plan.prefix_caching else ["--no-enable-prefix-caching"]

@@ -1,7 +1,7 @@
 """What a GPU holds beside the KV cache: weights, LoRA slots, and what can only be estimated.
 
-Weights and LoRA slots are counted. Activations, CUDA graphs and the runtime are measured by vLLM
-itself when it starts, by a trial run; here they are estimated, each with what it rests on.
+Weights and LoRA slots are counted. vLLM measures activations, CUDA graphs and the runtime by a trial
+run at its start; here they are estimated, each with its basis.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ _WIDE_TENSORS: Final = 4
 # Beside them the MLP holds gate and up (twice its width) and their product (once).
 _MLP_TENSORS: Final = 3
 # Logits of the sampler in float32: as computed, and one copy for sorting or softmax. An assumption:
-# the one log that tells activations (vLLM 0.6.6, Qwen2.5-1.5B, 1.40 GiB) had more than twice this.
+# the one log with a figure for activations (vLLM 0.6.6, Qwen2.5-1.5B, 1.40 GiB) had more than twice this.
 _LOGITS_COPIES: Final = 2
-# Of nine starts whose logs tell it, seven took 0.21 to 0.55 GiB ("Graph capturing finished in 8
+# Of nine starts with this figure in their logs, seven took 0.21 to 0.55 GiB ("Graph capturing finished in 8
 # secs, took 0.54 GiB"); two, of vLLM 0.8 and 0.9, took 4.1. vLLM's own estimates were 2.6 GiB with
 # a draft model and 4.8 GiB of a GPU for a model on eight; once 0.16 where 0.54 were taken then.
 _GRAPH_BYTES: Final = 512 * MIB
 _GRAPHS: Final = "most vLLM logs report 0.2 to 0.55 GiB, some up to 4.8"
 # Two starts on one GPU logged non_torch_memory: 0.23 and 1.11 GiB.
 _RUNTIME_BYTES: Final = 256 * MIB
-# Buffers of NCCL and of the custom all-reduce. An assumption: no log at hand tells it.
+# Buffers of NCCL and of the custom all-reduce. An assumption: no log at hand has the figure.
 _NCCL_BYTES: Final = 896 * MIB
-# How far the estimates may be off: half of them, and at least what lay between those two starts.
+# The estimates may be off by half of them, and at least by the difference of those two starts.
 _LEAST_DOUBT_BYTES: Final = 1024 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A part that is not counted but assumed, and what that rests on."""
+    """A part that is not counted but assumed, and the basis of the assumption."""
 
     what: str
     size_bytes: int
@@ -91,7 +91,7 @@ def caveats(model: ModelShape) -> tuple[str, ...]:
 
 
 def _replicated_bytes(model: ModelShape, plan: Plan, stage: range, dtype: Dtype) -> int:
-    """Weights that tensor parallelism does not divide: key and value heads, where there are fewer.
+    """Return the weights that tensor parallelism does not divide, in bytes: key and value heads, if fewer than GPUs.
 
     Each GPU then has one head of them in place of a part of one (vLLM `QKVParallelLinear`). Norms
     and routers, also whole on each, are too small to count.
@@ -107,7 +107,7 @@ def _replicated_bytes(model: ModelShape, plan: Plan, stage: range, dtype: Dtype)
 
 
 def _lora_bytes(model: ModelShape, plan: Plan, stage: range, dtype: Dtype) -> int:
-    """Slots for adapters, made for every linear layer of attention and MLP, used or not.
+    """Return the bytes of the slots for adapters, which every linear layer of attention and MLP has, used or not.
 
     Down-projections of column-parallel layers are whole on each GPU, up-projections of row-parallel
     layers too (vLLM lora/layers/base_linear.py, column_parallel_linear.py; fully_sharded_loras is

@@ -31,7 +31,7 @@ class Dtype(Enum):
 
     @staticmethod
     def parse(text: str) -> Dtype:
-        """Return the format of vLLM's or torch's name for it. ValueError: not a known one."""
+        """Return the format by vLLM's or torch's name for it. ValueError: the name is not known."""
         short = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32"}
         name = text.lower().removeprefix("torch.")
         return Dtype(short.get(name, name))
@@ -86,8 +86,8 @@ class Latent:
 class State:
     """What a recurrent layer keeps of one request, however long it is.
 
-    A convolution over the last `conv_steps` inputs of `conv_channels` channels, beside those of
-    `groups` groups of `group_channels`, and `recurrent` numbers. `recurrent_dtype`: None takes that
+    It is a convolution over the last `conv_steps` inputs of `conv_channels` channels and of `groups` groups of
+    `group_channels`, and `recurrent` numbers. `recurrent_dtype`: None takes that
     of the model. `checkpoints`: blocks kept beside the two of a request when prefixes are cached.
     """
 
@@ -101,7 +101,7 @@ class State:
     checkpoints: int = 0
 
     def request_bytes(self, tp: int, dtype: Dtype, recurrent: Dtype | None = None) -> int:
-        """Return the bytes of one request on one GPU. `recurrent`: a format told by flag.
+        """Return the bytes of one request on one GPU. `recurrent`: the format that a flag sets.
 
         Groups that `tp` does not divide are extended, so that each GPU has those its heads need
         (vLLM mamba_utils.py, `extra_groups_for_head_shards`).

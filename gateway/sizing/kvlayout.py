@@ -18,7 +18,7 @@ from typing import Final
 
 from gateway.sizing.kvcaches import Cache, Dtype, Heads, Latent, State
 
-_KERNEL_BLOCK_TOKENS: Final = 16  # of FlashAttention and Triton: block sizes are multiples of it
+_KERNEL_BLOCK_TOKENS: Final = 16  # FlashAttention and Triton take multiples of it
 _MLA_HYBRID_BLOCK_TOKENS: Final = 128  # beside recurrent layers; platforms/interface.py
 _NEAR: Final = 1.5  # kinds whose numbers of layers differ by less are padded, not split
 
@@ -120,12 +120,12 @@ class KvLayout:
     def needed_bytes(self, tokens: int, stage: int) -> int:
         """Return what one request of so many tokens needs on a GPU of a stage.
 
-        With the block that vLLM holds back (the null block).
+        This includes the null block, which vLLM holds back.
         """
         return (self.blocks(tokens) + 1) * self.block_bytes(stage)
 
     def fits(self, tokens: int, kv_memory: Sequence[int]) -> bool:
-        """Whether one request of so many tokens fits on every stage; vLLM refuses to start else."""
+        """Whether one request of so many tokens fits on every stage; otherwise vLLM refuses to start."""
         return all(self.needed_bytes(tokens, s) <= m for s, m in enumerate(kv_memory))
 
     def longest(self, most_tokens: int, kv_memory: Sequence[int]) -> int:
@@ -152,8 +152,8 @@ def lay_out(layers: Sequence[Sequence[Cache]], sizing: Sizing, stages: Sequence[
 def split_layers(layers: int, stages: int) -> tuple[range, ...]:
     """Return the layers of each pipeline stage.
 
-    What does not divide goes to the stages before the last one, from behind, so that the first and
-    the last, which also have the embeddings, stay small (vLLM distributed/utils.py,
+    Layers that are left over go to the stages before the last one, the hindmost first, so that the first and
+    the last stage, which also have the embeddings, stay small (vLLM distributed/utils.py,
     `get_pp_indices`).
     """
     counts = [layers // stages] * stages

@@ -1,4 +1,4 @@
-"""A config.json, read as vLLM reads it: names that differ between models, defaults, sub-configs.
+"""Read a config.json as vLLM does: names that differ between models, defaults, sub-configs.
 
 Source: vLLM 0.32, transformers_utils/model_arch_config_convertor.py (names, head sizes, MLA,
 longest context) and config/model.py (`_get_and_verify_max_len`).
@@ -34,18 +34,18 @@ _MLA: Final = frozenset(
         *("kimi_k2", "kimi_linear", "longcat_flash", "pangu_ultra_moe", "bailing_hybrid"),
     }
 )
-_DEFAULT_LEN: Final = 2048  # what vLLM assumes when a config tells none
+_DEFAULT_LEN: Final = 2048  # what vLLM assumes where a config has none
 
 
 class ModelShapeError(ValueError):
-    """A config.json does not tell what memory depends on, or tells what is not known here."""
+    """A config.json lacks what memory depends on, or has what is not known here."""
 
 
 class ModelConfig:
     """The part of a config.json that is the language model, with defaults filled in."""
 
     def __init__(self, config: Mapping[str, object]) -> None:
-        """Wrap what was parsed of a config.json."""
+        """Wrap a parsed config.json."""
         self.outer = config
         self._text = _text_part(config)
         self.model_type = str(self._text.get("model_type") or config.get("model_type") or "")
@@ -58,7 +58,7 @@ class ModelConfig:
                 if source.get(name) is not None:
                     return source[name]
                 if name in source and source is self._text:
-                    return None  # written as null: so meant
+                    return None  # null is meant, not the default
         return None
 
     def count(self, *names: str) -> int:
@@ -106,20 +106,20 @@ class ModelConfig:
 
     @property
     def kv_heads(self) -> int:
-        """How many heads of keys and values; as many as heads, where nothing is told."""
+        """How many heads of keys and values; by default as many as heads."""
         if self.get("multi_query") and not self.get("new_decoder_architecture"):
             return 1  # Falcon
-        told = self.maybe("n_head_kv", "num_kv_heads", "num_key_value_heads")
-        told = told or self.maybe("multi_query_group_num", "num_attention_groups")
+        stated = self.maybe("n_head_kv", "num_kv_heads", "num_key_value_heads")
+        stated = stated or self.maybe("multi_query_group_num", "num_attention_groups")
         in_part = self.part("attn_config").get("kv_n_heads")  # DBRX
-        return told or (in_part if isinstance(in_part, int) else 0) or self.heads
+        return stated or (in_part if isinstance(in_part, int) else 0) or self.heads
 
     @property
     def head_dim(self) -> int:
-        """The size of a head: told, or the width divided by the heads."""
-        told = self.maybe("head_dim", "attention_head_dim", "hidden_size_per_head")
-        if told:
-            return told
+        """The size of a head: stated, or the width divided by the heads."""
+        stated = self.maybe("head_dim", "attention_head_dim", "hidden_size_per_head")
+        if stated:
+            return stated
         return self.hidden // self.heads if self.heads else 0
 
     @property
@@ -136,7 +136,7 @@ class ModelConfig:
 
     @property
     def window(self) -> int | None:
-        """The sliding window, where one is told and in use."""
+        """The sliding window, where one is stated and in use."""
         if self.get("use_sliding_window") is False:
             return None
         return self.maybe("sliding_window") or None
@@ -144,10 +144,10 @@ class ModelConfig:
     @property
     def dtype(self) -> Dtype:
         """The format that `--dtype auto` comes to: float32 weights are loaded as bfloat16."""
-        told = self.get("dtype", "torch_dtype") or self.outer.get("dtype")
-        told = told or self.outer.get("torch_dtype")
+        stated = self.get("dtype", "torch_dtype") or self.outer.get("dtype")
+        stated = stated or self.outer.get("torch_dtype")
         try:
-            dtype = Dtype.parse(str(told))
+            dtype = Dtype.parse(str(stated))
         except ValueError:
             return Dtype.BFLOAT16
         return Dtype.BFLOAT16 if dtype is Dtype.FLOAT32 else dtype
@@ -165,8 +165,8 @@ class ModelConfig:
     @property
     def longest(self) -> int:
         """The context window that vLLM derives: positions, times the scaling of the rope."""
-        told = [found for name in _LENGTHS if (found := self.maybe(name))]
-        length: float = self.maybe("model_max_length") or min(told, default=_DEFAULT_LEN)
+        stated = [found for name in _LENGTHS if (found := self.maybe(name))]
+        length: float = self.maybe("model_max_length") or min(stated, default=_DEFAULT_LEN)
         rope = self.part("rope_parameters") or self.part("rope_scaling")
         ropes = [each for each in rope.values() if isinstance(each, Mapping)] or [rope]
         types = {str(each.get("rope_type", each.get("type", "default"))) for each in ropes}

@@ -1,6 +1,6 @@
 """What a published config.json may leave out, because transformers has a default for it.
 
-Sub-configs of multimodal models often hold only what differs: gemma-3-4b tells neither its heads
+Sub-configs of multimodal models often hold only what differs: gemma-3-4b states neither its heads
 nor their size. Only what memory depends on is listed.
 
 Source: transformers 5.x, models/*/configuration_*.py, as installed beside vLLM 0.32; the test

@@ -1,9 +1,9 @@
-"""Read a local model folder: config.json, and of the weights only what their headers tell.
+"""Read a local model folder: config.json, and of the weights only their headers.
 
-Which files count is vLLM's rule: those of model.safetensors.index.json, else every *.safetensors,
+The files that count are vLLM's choice: those of model.safetensors.index.json, else every *.safetensors,
 else *.bin (vLLM model_executor/model_loader/default_loader.py, `_prepare_weights`;
-weight_utils.py, `filter_duplicate_safetensors_files`). Which tensors of them: not those of layers
-that only speculative decoding uses, nor an output head that is the input embedding.
+weight_utils.py, `filter_duplicate_safetensors_files`). Their tensors count, except those of layers
+that only speculative decoding uses, and an output head that is the input embedding.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FLOATS: Final = {"F32": Dtype.FLOAT32, "F16": Dtype.FLOAT16, "BF16": Dtype.BFLO
 
 
 class ModelFolderError(ValueError):
-    """A folder that is no model, or an incomplete one. The message says what is missing where."""
+    """A folder is no model, or an incomplete one, or its model is not known here. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def _config(folder: Path) -> Mapping[str, object]:
 
 
 def _tensors(folder: Path) -> list[_Tensor] | None:
-    """Return what vLLM would load; None: only formats whose headers are not read here."""
+    """Return the tensors that vLLM would load; None: their format is not read here."""
     named = _indexed(folder)
     files = sorted(folder.glob("*.safetensors")) if named is None else named
     whole = [file for file in files if not file.name.startswith("consolidated")]
@@ -89,7 +89,7 @@ def _tensors(folder: Path) -> list[_Tensor] | None:
 
 
 def _indexed(folder: Path) -> list[Path] | None:
-    """Return the files of the index; None where there is none."""
+    """Return the files that the index lists; None where there is no index."""
     file = folder / _INDEX
     if not file.is_file():
         return None
@@ -106,7 +106,7 @@ def _indexed(folder: Path) -> list[Path] | None:
 
 
 def _header(file: Path) -> Iterator[_Tensor]:
-    """Yield the tensors that a safetensors file tells of in its first bytes."""
+    """Yield the tensors that the header of a safetensors file lists."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(_HEADER_LENGTH_BYTES), "little")
@@ -139,7 +139,7 @@ def _unread_bytes(folder: Path) -> int:
 
 
 def _weights(model: ModelConfig, tensors: list[_Tensor]) -> Weights:
-    """Divide what is loaded by layer, embedding and head."""
+    """Add up what is loaded, by layer, embedding and head."""
     by_layer = [0] * model.layers
     embedding = head = rest = 0
     floats: dict[Dtype, int] = {}
@@ -168,7 +168,7 @@ def _weights(model: ModelConfig, tensors: list[_Tensor]) -> Weights:
 
 
 def _layer_of(name: str) -> int | None:
-    """Return the number of the decoder layer a tensor is of; None: of none, or of a tower."""
+    """Return the number of the decoder layer of a tensor; None: it is of none, or of an encoder."""
     found = _LAYER.search(name)
     if found is None or _TOWER.search(name[: found.start()]):
         return None

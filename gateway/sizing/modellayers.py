@@ -24,7 +24,7 @@ _FULL: Final = frozenset(
 _SLIDING: Final = frozenset({"sliding_attention", "local_attention", "sliding_window"})
 _RECURRENT: Final = frozenset({"linear_attention", "mamba", "mamba2", "conv", "hybrid", "M"})
 _NOTHING: Final = frozenset({"mlp", "moe", "-", "E"})
-# What makes memory of another kind than is known here; better no answer than a wrong one.
+# Kinds of attention whose memory is not known here: no answer is better than a wrong one.
 _UNKNOWN: Final = {
     "compress_ratios": "compressed sparse attention (DeepSeek-V4)",
     "attn_type_list": "lightning attention (MiniMax)",
@@ -48,7 +48,7 @@ def layers_of(config: ModelConfig) -> Layers:
         return _blocks_of_their_own(config)
     shared = config.maybe("num_kv_shared_layers") or 0
     kinds = _kinds(config)
-    own = len(kinds) - shared  # the last ones read the caches of earlier layers (Gemma-3n)
+    own = len(kinds) - shared  # the last layers read the caches of earlier ones (Gemma-3n)
     return tuple(_caches(config, kind) if number < own else () for number, kind in enumerate(kinds))
 
 
@@ -165,8 +165,8 @@ def _mamba2(config: ModelConfig, heads: int) -> State:
     """Bamba, Granite-4, Falcon-H1, Nemotron-H, Zamba2, Mamba2. One checkpoint beside its blocks."""
     width = config.maybe("mamba_expand", "expand") or 2
     inner = config.maybe("mamba_d_ssm") or width * config.hidden
-    told_dim = config.get("mamba_d_head", "mamba_head_dim", "mamba_headdim")
-    dim = told_dim if isinstance(told_dim, int) else inner // heads  # else "auto"
+    stated = config.get("mamba_d_head", "mamba_head_dim", "mamba_headdim")
+    dim = stated if isinstance(stated, int) else inner // heads  # it may be "auto"
     if config.model_type == "nemotron_h":
         inner = heads * dim
     state = config.count("mamba_d_state", "ssm_state_size", "state_size")
@@ -182,15 +182,15 @@ def _mamba2(config: ModelConfig, heads: int) -> State:
 
 
 def _state_dtype(config: ModelConfig, name: str) -> Dtype | None:
-    told = config.get(name)
-    return Dtype.parse(told) if isinstance(told, str) and told != "auto" else None
+    stated = config.get(name)
+    return Dtype.parse(stated) if isinstance(stated, str) and stated != "auto" else None
 
 
-# --- models whose config.json tells no kinds ------------------------------------------------------
+# --- models whose config.json states no kinds -----------------------------------------------------
 
 
 def _plain(config: ModelConfig) -> list[str]:
-    """Every layer alike: with the window, where one is told and in use."""
+    """All layers are alike: with the window, where one is stated and in use."""
     sliding = config.window is not None and not config.is_mla
     return ["sliding_attention" if sliding else "full_attention"] * config.layers
 
@@ -206,7 +206,7 @@ def _from_max_window_layers(config: ModelConfig) -> list[str]:
 
 
 def _every(default: int, name: str, other: str) -> Callable[[ModelConfig], list[str]]:
-    """Each so-manieth layer sees everything, the others are of the other kind."""
+    """Every n-th layer sees everything; the others are of the other kind. `name` is the key of n."""
 
     def kinds(config: ModelConfig) -> list[str]:
         period = config.maybe(name) or default
@@ -235,9 +235,9 @@ def _listed(name: str, other: str, first: int = 0) -> Callable[[ModelConfig], li
     """The layers with attention are listed by number."""
 
     def kinds(config: ModelConfig) -> list[str]:
-        told = config.get(name)
+        stated = config.get(name)
         part = config.part("linear_attn_config").get(name)
-        numbers = told if isinstance(told, list) else part if isinstance(part, list) else []
+        numbers = stated if isinstance(stated, list) else part if isinstance(part, list) else []
         return [
             "attention" if number in numbers else other
             for number in range(first, config.layers + first)

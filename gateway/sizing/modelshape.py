@@ -1,4 +1,4 @@
-"""What of a model decides how much GPU memory it takes: its caches, its weights, its widths."""
+"""What decides how much GPU memory a model takes: its caches, its weights, its widths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Weights:
     stored: Dtype | None = None  # loaded in the format of the plan; None: as they are (quantised)
 
     def loaded(self, dtype: Dtype) -> Weights:
-        """Return them as loaded for a format: float weights are converted, others are not."""
+        """Return the weights as loaded for a format: float weights are converted, others are not."""
         if self.stored is None or self.stored.size == dtype.size:
             return self
         times, parts = dtype.size, self.stored.size
@@ -34,10 +34,10 @@ class Weights:
         )
 
     def stage_bytes(self, stage: range, layers: int) -> int:
-        """Return the bytes of a pipeline stage: its layers, and what is at its end of the model.
+        """Return the bytes of a pipeline stage: its layers, and the embedding or head at its end of the model.
 
-        The last stage has the output head, which where it is tied is a second copy of the
-        embedding (vLLM models/llama.py: `embed_tokens` on the first and, if tied, the last rank).
+        The last stage has the output head; a tied one is a second copy of the embedding there (vLLM
+        models/llama.py: `embed_tokens` on the first and, if tied, the last rank).
         """
         ends = self.embedding_bytes + self.head_bytes
         each = self.layer_bytes or (max(0, self.total_bytes - ends) // max(1, layers),) * layers
@@ -54,7 +54,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What of a model decides how much memory it takes. All sizes are of the whole model."""
+    """What decides how much memory a model takes. All sizes are of the whole model."""
 
     layers: Layers  # the caches of each layer
     weights: Weights
@@ -97,7 +97,7 @@ class ModelShape:
         Args:
             config: as in the file; what transformers has defaults for may be missing.
             weights_bytes: of all weights as stored.
-            weights: how they are divided, where that is known; else it is reckoned.
+            weights: how they are divided, where that is known; otherwise that is estimated.
 
         Raises:
             ModelShapeError: the config leaves out what is needed, or its kind is not known.
@@ -109,7 +109,7 @@ class ModelShape:
         per_token = model.maybe("num_experts_per_tok", "num_experts_per_token", "moe_topk") or 0
         return ModelShape(
             layers=layers,
-            weights=weights or _reckoned(model, weights_bytes),
+            weights=weights or _estimated(model, weights_bytes),
             hidden=model.hidden,
             vocab=model.maybe("vocab_size") or 0,
             heads=model.heads,
@@ -126,8 +126,8 @@ class ModelShape:
         )
 
 
-def _reckoned(model: ModelConfig, total: int) -> Weights:
-    """Divide the weights by what the config tells of the embedding; the layers share the rest."""
+def _estimated(model: ModelConfig, total: int) -> Weights:
+    """Divide the weights: the embedding by the sizes in the config; the layers share the rest."""
     stored = None if model.quantization is not None else model.dtype
     embedding = min((model.maybe("vocab_size") or 0) * model.hidden * model.dtype.size, total // 2)
     tied = is_tied(model)
@@ -141,8 +141,8 @@ def is_tied(model: ModelConfig) -> bool:
 
 
 def _inner(model: ModelConfig, per_token: int) -> int:
-    told = model.maybe("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")
-    dense = told or 4 * model.hidden
+    stated = model.maybe("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")
+    dense = stated or 4 * model.hidden
     if not per_token:
         return dense
     one = model.maybe("moe_intermediate_size") or dense
@@ -159,10 +159,10 @@ def _asks_for_fp8(quantization: Mapping[str, object] | None) -> bool:
     if quantization is None:
         return False
     inner = quantization.get("quantization")
-    told = [quantization.get("kv_cache_scheme"), quantization.get("kv_cache_quant_algo")]
+    schemes = [quantization.get("kv_cache_scheme"), quantization.get("kv_cache_quant_algo")]
     if isinstance(inner, Mapping):
-        told.append(inner.get("kv_cache_quant_algo"))
-    for each in told:
+        schemes.append(inner.get("kv_cache_quant_algo"))
+    for each in schemes:
         if isinstance(each, Mapping) and each.get("num_bits") == 8 and each.get("type") == "float":
             return True
         if isinstance(each, str) and each.lower().startswith("fp8"):

@@ -25,7 +25,7 @@ MLA_BLOCK_TOKENS: Final = 64  # FlashMLA; others take 32 or 128
 
 
 class PlanError(ValueError):
-    """A flag whose value cannot be read, or that vLLM would refuse. The message names both."""
+    """The value of a flag cannot be read, or is not known here. The message names both."""
 
 
 class Device(Enum):
@@ -53,7 +53,7 @@ class KvDtype(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The most of one step of the engine."""
+    """The most that one step of the engine takes."""
 
     seqs: int  # requests
     tokens: int
@@ -76,7 +76,7 @@ class Plan:
     max_num_batched_tokens: int | None = None
     gpu_memory_utilization: float = DEFAULT_UTILIZATION
     kv_cache_memory_bytes: int | None = None  # per GPU; then the utilisation does not count
-    num_gpu_blocks: int | None = None  # of the KV cache, by order; then neither of them counts
+    num_gpu_blocks: int | None = None  # of the KV cache; then neither of the two above counts
     block_size: int | None = None
     enforce_eager: bool = False
     prefix_caching: bool = True
@@ -85,9 +85,9 @@ class Plan:
     device: Device = Device.GPU
 
     def batch(self, length: int) -> Batch:
-        """Return the most of one step, for a context window. vLLM's defaults go by the GPU's memory.
+        """Return the most that one step takes, for a context window. vLLM's defaults go by the GPU's memory.
 
-        An A100 of 80 GiB has the smaller ones; write them out for it.
+        An A100 of 80 GiB has the defaults of a smaller GPU: state both flags for it.
         """
         seqs, tokens = self._default_batch()
         seqs = self.max_num_seqs or seqs
@@ -105,7 +105,7 @@ class Plan:
         return (1024, 8192) if self.gpu_memory_bytes >= 70 * GIB else (256, 2048)
 
 
-# Flags whose every form vLLM takes: with dashes or underscores, long or short.
+# Short names of flags, without dashes.
 _SHORT: Final = {
     "tp": "tensor-parallel-size",
     "pp": "pipeline-parallel-size",
@@ -125,14 +125,14 @@ def plan_of_args(
     """Return the plan of `vllm serve` flags, written without dashes as in `launch.args`.
 
     Args:
-        args: such as {"max-model-len": "32k", "enforce-eager": true}. Others are passed over.
-        gpus: how many GPUs it may see; they are taken by tensor parallelism unless told
-            otherwise: with `data-parallel-size` each engine has one.
+        args: such as {"max-model-len": "32k", "enforce-eager": true}. Flags that do not decide memory are ignored.
+        gpus: how many GPUs it may see. Tensor parallelism takes all of them, unless flags say
+            otherwise; with `data-parallel-size` each engine has one.
         gpu_memory_bytes: of one of them.
         env: its environment. A variable of the CPU backend says that it runs on a CPU.
 
     Raises:
-        PlanError: a value that vLLM would not read either.
+        PlanError: a value cannot be read, or is not known here.
     """
     flags = {_flag(name): value for name, value in args.items() if value is not None}
     pp = _whole(flags, "pipeline-parallel-size") or 1
