@@ -1,8 +1,8 @@
 """The command line and the environment of a vLLM that the gateway launches. Pure.
 
-What is stated twice counts once: changes of a start win over `args`, and those over `command`. The
-address is always ours: what listens there is what the gateway talks to, and vLLM without `--host`
-listens on every interface. It is on this machine, and asked without TLS.
+A flag that is stated twice counts once: the changes of a start win over `args`, and `args` over `command`.
+The address is always the configured one, on loopback and without TLS: the gateway talks to what listens
+there, and vLLM without `--host` would listen on every interface.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.config.supervision import LaunchConfig
 from gateway.launch.launcher import Changes
 
 HOST: Final = "127.0.0.1"
-# What the gateway asks again and again: a line for each would fill the log, and hide its causes.
+# Pages that the gateway polls: a line for each request would fill the log, and hide the causes in it.
 POLLED: Final = ("/health", "/metrics", "/v1/models", "/version", "/openapi.json")
 _QUIET: Final = "disable-access-log-for-endpoints"
 _TLS: Final = (
@@ -28,7 +28,7 @@ _TLS: Final = (
 )
 
 _SIZES: Final = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
-# Our own settings and secrets, and what a service manager tells the gateway alone.
+# Variables with our own settings and secrets, and those that a service manager sets for the gateway alone.
 _OURS: Final = ("GATEWAY_", "NOTIFY_SOCKET", "LISTEN_", "WATCHDOG_", "FDSTORE")
 
 
@@ -73,13 +73,13 @@ def stated(launch: LaunchConfig, changes: Changes) -> Mapping[str, JsonValue]:
 def environment(
     launch: LaunchConfig, base: Mapping[str, str], changes: Changes, marker: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the environment of a start: `base` without what is the gateway's own, then ours.
+    """Return the environment of a start: `base` without the gateway's own variables, then what the start adds.
 
-    `gpus` become CUDA_VISIBLE_DEVICES, counted as nvidia-smi does. The configured variables win
-    over that, changes over those, and the marker, by which a server is found again, over all.
+    `gpus` become CUDA_VISIBLE_DEVICES, counted as nvidia-smi does. Configured variables win over that, changes win
+    over those, and the marker, by which a server is found again, wins over all.
     """
     inherited = {name: value for name, value in base.items() if not name.startswith(_OURS)}
-    inherited.setdefault("PYTHONUNBUFFERED", "1")  # a killed process has written what it said
+    inherited.setdefault("PYTHONUNBUFFERED", "1")  # a killed process has written all its output
     if launch.gpus:
         inherited["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, launch.gpus))
         inherited.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")

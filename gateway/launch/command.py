@@ -1,9 +1,9 @@
-"""A server that a command of the operator's restarts: a fixed argv, and nothing else is known.
+"""A server that an operator's command restarts: only its argv is known.
 
-Nobody outside can tell what the command started, so there is no true incarnation: it is a count of
-our own orders since the gateway started. It keeps one gateway from restarting twice by one order,
-and cannot know what others did: only the lease of its pool keeps two replicas apart. Whether the
-server runs is for probes to say.
+Nobody can tell from outside what the command started, so its incarnation is only a count of our own
+orders since the gateway started. The count keeps one gateway from restarting twice by one order, but
+knows nothing of other gateways: the lease of the pool keeps two replicas apart. Probes show whether
+the server runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gateway.launch.logfile import LogFile
 from gateway.launch.run import execute
 
 CALL_S: Final = 30.0  # for the command to end, beyond the grace
-# That are told of a failure: both streams share a file, and some programs flush stdout last.
+# Of the output, in the message about a failure: both streams share a file, and some programs flush stdout last.
 _LAST_LINES: Final = 3
 
 
@@ -44,13 +44,13 @@ class CommandLauncher:
         self._words = words
         self._call_s = call_s
         self._log = LogFile(log)
-        self._begun = 0  # where the output of the last run begins
+        self._begun = 0  # offset in the log at which the output of the last run begins
         self._orders = 0
-        self._life = secrets.token_hex(4)  # no other gateway's orders have our incarnations
+        self._life = secrets.token_hex(4)  # so that no other gateway has the same incarnations
         self._lock = asyncio.Lock()
 
     async def look(self) -> Seen:
-        """Tell the count of our orders, and RUNNING, as nothing is known against it."""
+        """Return the count of our orders, and RUNNING, as nothing proves otherwise."""
         await asyncio.to_thread(self._log.poll)
         return Seen(
             self._incarnation, Runs.RUNNING, detail="only health checks show whether it runs"
@@ -59,7 +59,7 @@ class CommandLauncher:
     async def restart(
         self, expected: Incarnation | None, *, grace_s: float, changes: Changes
     ) -> Incarnation | None:
-        """Run the command, which is to return once the server was told to restart.
+        """Run the command, which returns once it has told the server to restart.
 
         Raises:
             LaunchError: it failed, or did not end within `grace_s` and 30 s; then it was killed.
@@ -74,7 +74,7 @@ class CommandLauncher:
             return self._incarnation
 
     async def stop(self, expected: Incarnation, *, grace_s: float) -> None:
-        """Refuse: the command restarts."""
+        """Refuse: the command can only restart the server."""
         raise LaunchError(
             "a backend with `restart: {command: ...}` can be restarted but not stopped",
             Obstacle.CANNOT_HELP,

@@ -1,4 +1,4 @@
-"""What Docker says of a container: pure readings of the Engine API's answers.
+"""Read the answers of the Docker Engine API about a container. Pure.
 
 https://docs.docker.com/reference/api/engine/
 """
@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from gateway.launch.launcher import Incarnation, Obstacle, Runs, Seen
 
-_FRAME: Final = struct.Struct(">BxxxL")  # stream, three zeros, length: "attach to a container"
-_NEVER: Final = "0001-01-01T00:00:00Z"  # StartedAt of a container that was not started yet
+_FRAME: Final = struct.Struct(">BxxxL")  # stream, three zeros, length: API, "attach to a container"
+_NEVER: Final = "0001-01-01T00:00:00Z"  # StartedAt of a container that was never started
 _SIGNALLED: Final = 128  # exit codes above are signals, as in a shell
 _LAST_SIGNAL: Final = 64
-# What Docker and its runtimes say when a container cannot be started; they have no codes for it.
+# Messages of Docker and its runtimes when a container cannot be started; they have no error codes.
 _OBSTACLES: Final = {
     Obstacle.DISK: re.compile(r"no space left on device|disk quota exceeded", re.I),
     Obstacle.PORT: re.compile(r"port is already allocated|address already in use", re.I),
@@ -30,7 +30,7 @@ _OBSTACLES: Final = {
 
 
 def seen_container(found: dict[str, Any]) -> Seen:
-    """Return what an inspected container is; whether a person stopped it, only the events tell."""
+    """Return the state of an inspected container. Only events show whether a person stopped it."""
     state = found["State"]
     started = state.get("StartedAt") or _NEVER
     runs = _runs(state)
@@ -73,7 +73,7 @@ def has_started(state: dict[str, Any]) -> bool:
 
 
 def is_a_stop(event: dict[str, Any]) -> bool:
-    """Return whether an event is of `docker stop`: its SIGTERM, or its end."""
+    """Return whether an event comes from `docker stop`: its SIGTERM, or its end."""
     told = event.get("Actor", {}).get("Attributes", {}).get("signal")
     return event.get("Action") == "stop" or told == str(signal.SIGTERM.value)
 
@@ -96,7 +96,7 @@ def _oddity(state: dict[str, Any]) -> str:
 
 
 class Output:
-    """The end of a container's output, out of the frames in which Docker mixes its two streams."""
+    """The end of a container's output, taken from the frames in which Docker mixes its two streams."""
 
     def __init__(self, *, framed: bool, max_bytes: int) -> None:
         self.end = bytearray()

@@ -1,4 +1,4 @@
-"""Whether the state folder can be written; warn before its disk is full: then no server can be launched any more."""
+"""Whether the state folder can be written. Warn before its disk is full: then no server can be launched."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.launch.logfile import KEPT, ROTATE_BYTES
 
 log = logging.getLogger("gateway.launch")
 
-# The log of one server: the file, its older ones, and the copy that a rotation makes.
+# The most that the log of one server takes: the file, its older ones, and the copy during a rotation.
 LOW_BYTES: Final = (KEPT + 2) * ROTATE_BYTES
 _EVERY_S: Final = 5.0
 _MIB: Final = 1024 * 1024
@@ -27,7 +27,7 @@ async def watch(space: DiskSpace) -> None:
 
 
 class DiskSpace:
-    """What is left on the disk of a folder."""
+    """The space that is left on the disk of a folder."""
 
     def __init__(self, folder: Path, free: Callable[[Path], int | None] | None = None) -> None:
         self.left: int | None = None  # bytes, when it was last looked at; None: not known
@@ -60,9 +60,9 @@ class DiskSpace:
 
 
 def why_unwritable(folder: Path) -> str:
-    """Try a file without a name in a folder, or where the folder would be made, and return why that fails, if it does.
+    """Return why no file can be written in a folder, or where the folder would be made; empty: one can.
 
-    Blocking. Nothing is left there.
+    Blocking: it makes a file without a name, which leaves nothing behind.
     """
     for each in (folder, *folder.absolute().parents):
         try:

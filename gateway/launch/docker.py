@@ -1,7 +1,7 @@
-"""A server in a container, told by the Docker Engine API over its UNIX socket.
+"""A server in a container, restarted by the Docker Engine API over its UNIX socket.
 
-Its incarnation is the container's id and when it was started. Orders go to the id, never the name,
-so a container that was made anew under the same name is not hit by an order for the one before.
+Its incarnation is the container's id and when it was started. Orders name the id, never the name of the
+container: an order for an old container does not hit a new one with the same name.
 Podman's socket speaks the same API.
 """
 
@@ -43,7 +43,7 @@ from gateway.launch.launcher import (
 
 SOCKET: Final = Path("/var/run/docker.sock")
 _CALL_S: Final = 30.0  # beyond the grace
-# As many as the deaths of some hundred requests take, each told with a traceback: the cause stands above.
+# Enough for the tracebacks of some hundred requests that died; the cause stands above them.
 _LOG_LINES: Final = 40_000
 _ANSWER_BYTES: Final = 4 * 1024 * 1024
 # The newest API version whose answers are known here (Docker 25); older daemons are asked in theirs.
@@ -71,7 +71,7 @@ class DockerLauncher:
         self._prefix = ""  # /v1.44, once the daemon was asked
 
     async def look(self) -> Seen:
-        """Tell what Docker says of the container; one that a person stopped is absent."""
+        """Return what Docker says of the container; one that a person stopped is absent."""
         found = await self._inspect()
         seen = seen_container(found)
         if seen.state is Runs.ENDED and await self._was_stopped(found):
@@ -101,7 +101,7 @@ class DockerLauncher:
         found = await self._inspect()
         if seen_container(found).incarnation is None or max_bytes <= 0:
             return ""
-        # A log driver without reading (such as syslog) answers 500: there is no log to be had.
+        # For a log driver that cannot be read (such as syslog), Docker answers 500: there is no log.
         since = found["State"]["StartedAt"]
         path = f"/containers/{found['Id']}/logs"
         query = f"?stdout=1&stderr=1&tail={_LOG_LINES}&since={unix_seconds(since)}"
@@ -201,7 +201,7 @@ async def _body(reply: httpx2.Response) -> bytes:
     async for chunk in reply.aiter_bytes():
         body += chunk
         if len(body) > _ANSWER_BYTES:
-            break  # no answer of Docker's about one container; it will not parse
+            break  # Docker never says so much about one container; the part will not parse
     return bytes(body)
 
 

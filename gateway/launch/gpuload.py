@@ -1,7 +1,7 @@
-"""How the GPUs of launched backends are, each minute, where nvidia-ml-py is installed (the extra `nvidia`).
+"""Read the load of the GPUs of launched backends each minute, where nvidia-ml-py is installed (the extra `nvidia`).
 
-A driver whose GPU fell off the bus may never answer. So a thread asks that nobody waits for, and figures
-that are not renewed are dropped.
+The driver of a GPU that fell off the bus may never answer. So a thread asks, nobody waits for it, and figures
+that it does not renew are dropped.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Pins:
     """The GPUs that a launched backend may use."""
 
     names: tuple[str, ...] | None  # indices, or how UUIDs begin; None: all
-    # Of the memory of each, that vLLM takes at its start; None: its settings do not say how much.
+    # The part of each GPU's memory that vLLM takes at its start; None: the settings do not say.
     share: float | None
 
     def holds(self, gpu: Gpu) -> bool:
-        """Whether a GPU is one of them; a part of a GPU (MIG) is if its UUID names it: an index does not say which."""
+        """Whether a GPU is one of them. A part of a GPU (MIG) must be named by its UUID: an index names no part."""
         if gpu.part is None and (self.names is None or str(gpu.index) in self.names):
             return True
         return any(gpu.uuid.startswith(name) for name in self.names or () if _UUID.match(name))
@@ -54,7 +54,7 @@ class Pins:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What the driver tells of a GPU, or of one part of it (MIG)."""
+    """The figures of a GPU, or of one part of it (MIG), from the driver."""
 
     index: int
     uuid: str
@@ -65,7 +65,7 @@ class Gpu:
 
 
 def pins(launch: LaunchConfig, base: Mapping[str, str]) -> Pins | None:
-    """Return what a backend is pinned to, of a gateway with the environment `base`; None: it uses no GPU. Pure."""
+    """Return the GPUs that a backend is pinned to; None: it uses no GPU. `base`: the gateway's environment. Pure."""
     flags = in_force(launch.command, launch.args)
     visible = environment(launch, base, Changes(), {}).get(_VISIBLE)
     if flags.get("device") == "cpu" or "VLLM_CPU_KVCACHE_SPACE" in launch.env:
@@ -83,7 +83,7 @@ def pins(launch: LaunchConfig, base: Mapping[str, str]) -> Pins | None:
 
 
 def loads(gpus: Sequence[Gpu], pinned: Mapping[str, Pins]) -> dict[str, tuple[GpuLoad, ...]]:
-    """Return what each backend's GPUs are like. Pure."""
+    """Return the load of each backend's GPUs. Pure."""
     return {
         backend_id: tuple(
             GpuLoad(
@@ -105,7 +105,7 @@ def _planned(gpu: Gpu, pinned: Collection[Pins]) -> float | None:
 
 
 def read(nvml: Any) -> list[Gpu]:
-    """Return every GPU that the driver tells the memory of; one in parts (MIG) as its parts. Blocking."""
+    """Return every GPU whose memory the driver reports; a divided one (MIG) as its parts. Blocking."""
     found: list[Gpu] = []
     for index in range(nvml.nvmlDeviceGetCount()):
         with contextlib.suppress(nvml.NVMLError):  # it shares the machine's memory, or is lost
@@ -119,21 +119,21 @@ def read(nvml: Any) -> list[Gpu]:
 
 def _in_parts(nvml: Any, device: Any) -> bool:
     try:
-        return bool(nvml.nvmlDeviceGetMigMode(device)[0])  # now, and after a reset
-    except nvml.NVMLError:  # it cannot be
+        return bool(nvml.nvmlDeviceGetMigMode(device)[0])  # present mode, mode after a reset
+    except nvml.NVMLError:  # a GPU that cannot be divided
         return False
 
 
 def _parts(nvml: Any, index: int, device: Any) -> Iterator[Gpu]:
     for part in range(nvml.nvmlDeviceGetMaxMigDeviceCount(device)):
-        with contextlib.suppress(nvml.NVMLError):  # there is none of that number
+        with contextlib.suppress(nvml.NVMLError):  # there is no part with that number
             own = nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, part)
             yield _gpu(nvml, index, own, part)
 
 
 def _gpu(nvml: Any, index: int, device: Any, part: int | None = None) -> Gpu:
     memory, uuid, busy = nvml.nvmlDeviceGetMemoryInfo(device), nvml.nvmlDeviceGetUUID(device), None
-    with contextlib.suppress(nvml.NVMLError):  # of a part (MIG) it is not known
+    with contextlib.suppress(nvml.NVMLError):  # the driver does not know it of a part (MIG)
         busy = nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100
     return Gpu(index, uuid, int(memory.used), int(memory.total), busy, part)
 
@@ -142,7 +142,7 @@ class GpuWatch:
     """The GPUs of launched backends as they were within the last minute or two. One owner."""
 
     def __init__(self, config: Callable[[], Config], nvml: Any | None = None) -> None:
-        self.seen: Loads = {}  # empty where nobody can tell
+        self.seen: Loads = {}  # empty: not known
         self._config, self._nvml = config, nvml
         self._asking: threading.Thread | None = None
 
@@ -153,7 +153,7 @@ class GpuWatch:
         await periodic(self.look, every_s=EVERY_S, name="gpus")
 
     async def look(self) -> None:
-        """Ask the driver, whose answer shows when it comes; what one minute did not bring is unknown."""
+        """Have a thread ask the driver. If the last one still waits, the figures are unknown."""
         pinned = {
             f"{name}/{backend.name}": found
             for name, pool in self._config().pools.items()
@@ -197,7 +197,7 @@ class GpuWatch:
 
 
 def _share(flags: Mapping[str, Any]) -> float | None:
-    """Return what vLLM takes by its share; None where it takes weights and a fixed cache, or what nobody can read."""
+    """Return the share of memory that vLLM takes; None: its cache has a fixed size, or the share cannot be read."""
     if "kv-cache-memory-bytes" in flags:
         return None
     try:

@@ -1,8 +1,8 @@
 """How much memory GPUs have and who holds it, where nvidia-ml-py is installed (the extra `nvidia`).
 
-The driver frees the memory of a process that was killed a moment after the process has gone, and a
-vLLM that starts in that moment measures too little free memory. Without the library, and in a
-container, where the driver tells the host's pids, that the processes have gone is all that is known.
+The driver frees the memory of a killed process a moment after the process has gone. A vLLM that starts
+in that moment measures too little free memory. Without the library, and in a container, where the driver
+reports pids of the host, only the end of the processes is known.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from gateway.core.aio import apart
 
-FREED_S: Final = 30.0  # most that is waited for the driver to free what ended processes held
+FREED_S: Final = 30.0  # longest wait for the driver to free the memory of ended processes
 _LOOK_S: Final = 0.25
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ def holders() -> frozenset[int] | None:
 
 
 def smallest_bytes(gpus: tuple[int, ...]) -> int | None:
-    """Return the memory of the smallest of the GPUs (none: of all); None where nobody can tell.
+    """Return the memory of the smallest of some GPUs (empty: of all); None where it is not known.
 
     Blocking, as `holders`.
     """
@@ -51,7 +51,7 @@ def _sizes(nvml: Any, gpus: tuple[int, ...]) -> list[int]:
 
 
 def told_by(ask: Callable[[Any], T], nvml: Any | None = None) -> T | None:
-    """Return what the driver tells; None where its library is missing, or it does not. Blocking."""
+    """Return the driver's answer; None where its library is missing or fails. Blocking."""
     try:
         nvml = nvml or importlib.import_module("pynvml")
     except ImportError:
@@ -71,7 +71,7 @@ def told_by(ask: Callable[[Any], T], nvml: Any | None = None) -> T | None:
 async def freed(
     ended: frozenset[int], holders: Callable[[], frozenset[int] | None] = holders
 ) -> frozenset[int]:
-    """Wait until processes that ended hold no GPU memory; return those that do after 30 s."""
+    """Wait until processes that ended hold no GPU memory; return those that still do after 30 s."""
     holding = ended
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(FREED_S):

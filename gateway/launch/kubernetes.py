@@ -1,8 +1,8 @@
 """A server in Kubernetes: one pod, or the pods of a deployment or a stateful set.
 
-A pod is deleted, and its controller makes it anew; a deployment or stateful set is restarted as
-`kubectl rollout restart` does, by an annotation of its template. The incarnation is the pod's UID;
-a `+n` counts what the kubelet restarted inside the pod, which is a new process too. A workload of
+A pod is deleted, and its controller makes a new one. A deployment or stateful set is restarted as by
+`kubectl rollout restart`, with an annotation of its template. The incarnation is the pod's UID;
+a `+n` counts the kubelet's restarts inside the pod, each of which is a new process. A workload of
 several replicas is named by its revision. Needs the extra `kubernetes`, and a role that may get, list
 and delete pods, read their log, and get and patch the workload.
 """
@@ -39,9 +39,9 @@ from gateway.launch.pods import (
 )
 
 _CALL_S: Final = 30.0
-# As many as the deaths of some hundred requests take, each told with a traceback: the cause stands above.
+# Enough for the tracebacks of some hundred requests that died; the cause stands above them.
 _LOG_LINES: Final = 10_000
-_TRIES: Final = 3  # a workload's status changes often, and each change refuses a patch made before
+_TRIES: Final = 3  # a workload's status changes often, and a patch of an older version is refused
 _RESTARTED_AT: Final = "kubectl.kubernetes.io/restartedAt"
 _MERGE: Final = "application/strategic-merge-patch+json"
 _TARGET: Final = re.compile(
@@ -81,14 +81,14 @@ class KubernetesLauncher:
         self._lock = asyncio.Lock()
 
     async def look(self) -> Seen:
-        """Tell what runs: of a workload, RUNNING while any pod that is to stay runs."""
+        """Return what runs; a workload is RUNNING while any pod runs that is not being deleted."""
         async with self._api() as api:
             return await self._look(api)
 
     async def restart(
         self, expected: Incarnation | None, *, grace_s: float, changes: Changes
     ) -> Incarnation | None:
-        """Have it made anew, and return None: the new pod comes when there is room for it.
+        """Have a new pod made, and return None: it comes when there is room for it.
 
         Raises:
             Superseded: another incarnation runs, or came between looking and acting.
@@ -103,7 +103,7 @@ class KubernetesLauncher:
         return None
 
     async def stop(self, expected: Incarnation, *, grace_s: float) -> None:
-        """Refuse: a controller would make the pod anew, and how many there are is its owner's."""
+        """Refuse: a controller would make a new pod, and the number of pods is its owner's decision."""
         raise LaunchError(
             f"{self.target} is kept running by Kubernetes; to stop it, scale its workload down",
             Obstacle.CANNOT_HELP,
@@ -130,7 +130,7 @@ class KubernetesLauncher:
             client, self._client = self._client, None
             await client.close()
 
-    # --- what is asked and told -------------------------------------------------------------------
+    # --- calls to the API -------------------------------------------------------------------------
 
     async def _delete(self, api: Any, expected: Incarnation | None, grace_s: float) -> None:
         pods = await self._pods(api)
@@ -187,7 +187,7 @@ class KubernetesLauncher:
             except self._library.ApiException as error:
                 if error.status != _NOT_FOUND:
                     raise
-                return []  # between a deletion and the controller's next move
+                return []  # deleted, and the controller has not made a new one yet
         workload = workload or await self._workload(api, "read")
         listed = await core.list_namespaced_pod(
             namespace, label_selector=selector_text(workload.spec.selector)
@@ -204,7 +204,7 @@ class KubernetesLauncher:
 
     @asynccontextmanager
     async def _api(self) -> AsyncIterator[Any]:
-        """Give the client, and turn what goes wrong into words for people."""
+        """Yield the client, and turn its errors into messages for people."""
         async with self._lock:
             if self._client is None:
                 await self._open()

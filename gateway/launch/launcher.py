@@ -1,8 +1,8 @@
-"""What every launcher can do: tell what runs, stop it, start it anew.
+"""What every launcher can do: see what runs, stop it, start it anew.
 
-A backend's server is one *incarnation* at a time: a process, a container, a pod. Orders name the
-incarnation that they are for, and a launcher that finds another one refuses with `Superseded`. So
-two supervisors, or a late order, never restart a server twice.
+A backend's server is one *incarnation* at a time: a process, a container, a pod. An order names the
+incarnation that it is for, and a launcher that finds another one refuses with `Superseded`. So
+neither two supervisors nor a late order restart a server twice.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Incarnation = NewType("Incarnation", str)
 
 
 class Obstacle(Enum):
-    """What kept a launcher from doing what it was told. Closed.
+    """What kept a launcher from carrying out an order. Closed.
 
-    Nothing of this is a failure of the server.
+    None of these is a failure of the server.
     """
 
     # The service manager did not answer in time, is away, or refused for now: try again, with pauses.
@@ -32,12 +32,12 @@ class Obstacle(Enum):
     CANNOT_HELP = "cannot_help"
     # A disk takes nothing now: it is full, or read-only, or a quota is used up; the message has the path.
     DISK = "disk"
-    # Somebody else listens where the server is to listen; nothing was started.
+    # Somebody else listens at the server's address; nothing was started.
     PORT = "port"
 
 
 class LaunchError(Exception):
-    """A launcher could not do what it was told. The message is for people: what, why, what to do."""
+    """A launcher could not carry out an order. The message is for people: what, why, what to do."""
 
     def __init__(self, message: str, obstacle: Obstacle = Obstacle.TRANSIENT) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class LaunchError(Exception):
 
 
 class Superseded(LaunchError):
-    """Another incarnation runs than the one the order was for; nothing was done."""
+    """Another incarnation runs than the order was for; nothing was done."""
 
 
 _TAKES_NOTHING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
@@ -63,7 +63,7 @@ _SCARCE: Final = frozenset(
 
 
 def obstacle_of(error: OSError) -> Obstacle:
-    """Return what an error of the system's means for the next try."""
+    """Return what a system error means for the next try."""
     if error.errno in _TAKES_NOTHING:
         return Obstacle.DISK
     return Obstacle.TRANSIENT if error.errno in _SCARCE else Obstacle.CANNOT_HELP
@@ -72,17 +72,17 @@ def obstacle_of(error: OSError) -> Obstacle:
 class Runs(Enum):
     """Whether a backend's server runs, as its launcher or its service manager says. Closed.
 
-    A service manager that is at work on a server is left to finish: only ENDED is a failure.
+    A service manager that works on a server may finish: only ENDED is a failure.
     """
 
-    # Nothing runs, and that is nobody's failure. Launched: nothing was started yet. A service
-    # manager's: it does not exist, was never started, or its owner stopped it or scaled it to zero.
+    # Nothing runs, and that is no failure. A launched server was not started yet. One of a service
+    # manager does not exist, was never started, or its owner stopped it or scaled it to zero.
     ABSENT = "absent"
-    # The service manager is at work on it: it makes it, stops it, or waits before it restarts it. A
+    # The service manager works on it: it makes it, stops it, or waits before it restarts it. Such are a
     # pod without a node or an image, or in CrashLoopBackOff; a rollout between two pods; a unit
     # that activates or deactivates; a container that Docker restarts, or that somebody paused.
     PENDING = "pending"
-    # Its process lives. Whether it serves is for probes to say.
+    # Its process lives. Probes show whether it serves.
     RUNNING = "running"
     # Its process ended, or could not be started, and nobody but us will start it again.
     ENDED = "ended"
@@ -92,18 +92,18 @@ class Runs(Enum):
 class Seen:
     """What a launcher sees of one backend's server now."""
 
-    incarnation: Incarnation | None = None  # the one that runs, or ran last; None: never any
+    incarnation: Incarnation | None = None  # the one that runs, or ran last; None: none ever ran
     state: Runs = Runs.ABSENT
     exit_code: int | None = None  # of one that ended, where it can be known; negative: the signal
     detail: str = ""  # one sentence where something is odd
     # Whether the kernel killed it, or a process of it, for lack of host memory: True only with proof
     # (a counter of the kernel's, or the service manager's word); None: that cannot be known.
     oom_killed: bool | None = None
-    # How often the service manager restarted it by itself. It begins at 0 again when the manager
-    # makes the server anew: only a change says something.
+    # How often the service manager restarted it by itself. The count begins at 0 again when the manager
+    # makes a new server, so only a rise means a restart.
     own_restarts: int = 0
-    others: bool = False  # another gateway that lives is in charge of it, and stops it at its end
-    outdated: bool = False  # we started it with other settings than those that are configured now
+    others: bool = False  # another gateway is in charge of it, lives, and will stop it at its end
+    outdated: bool = False  # it was started with other settings than are configured now
     # When its process began, in seconds since the epoch; None: unknown. Computed anew at each look.
     began_at: float | None = field(default=None, compare=False)
 
@@ -119,7 +119,7 @@ class Seen:
 
 
 def check_order(server: str, seen: Seen, expected: Incarnation | None) -> None:
-    """Make sure that an order is for what runs, or ran last; None: for one that does not run.
+    """Make sure that an order is for what runs, or ran last. `expected` None: for a server that does not run.
 
     Raises:
         Superseded: another incarnation does.
@@ -133,7 +133,7 @@ def check_order(server: str, seen: Seen, expected: Incarnation | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a start changes of the configured command line: flags without dashes, and environment.
+    """Changes of a start to the configured command line: flags without dashes, and environment variables.
 
     None as a value takes a flag away. Launchers that do not build the command line refuse any.
     """
@@ -142,10 +142,10 @@ class Changes:
     env: Mapping[str, str] = field(default_factory=dict)
 
     def refuse(self, why: str) -> None:
-        """Refuse any, in a launcher that does not build the command line.
+        """Refuse changes, in a launcher that does not build the command line.
 
         Raises:
-            LaunchError: there are some.
+            LaunchError: there are changes.
         """
         if self.args or self.env:
             raise LaunchError(why, Obstacle.CANNOT_HELP)
@@ -162,10 +162,10 @@ class Launcher(Protocol):
     `look` tells.
     """
 
-    launches: bool  # True: a process of ours, whose command line we build and whose group we stop
+    launches: bool  # True: the gateway starts it: it builds the command line, and stops its group
 
     async def look(self) -> Seen:
-        """Tell what runs."""
+        """Return what runs."""
 
     async def restart(
         self, expected: Incarnation | None, *, grace_s: float, changes: Changes

@@ -1,6 +1,6 @@
-"""Launched servers that nobody stops: a gateway that was to do so was killed, and no backend is configured for them.
+"""Find launched servers that nobody will stop: their gateway was killed, and no backend is configured for them.
 
-Their records tell of them. Only a process that surely is the one of its record is told.
+Their records name them. Only a process that certainly is the one of its record is reported.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class LeftBehind:
 
 
 def left_behind(folder: Path, cared_for: Collection[str]) -> Iterator[LeftBehind]:
-    """Yield the servers that nobody stops, from the records in a folder.
+    """Yield the servers that nobody will stop, from the records in a folder.
 
-    `cared_for` has the file names, without `.json`, of the records that a backend here has. What another
-    gateway that lives is in charge of is left to it.
+    `cared_for` has the file names, without `.json`, of the records of configured backends. A server that another
+    living gateway is in charge of is left to that gateway.
     """
     for path in sorted(folder.glob("*.json")):
         if path.stem in cared_for:
@@ -48,5 +48,5 @@ def left_behind(folder: Path, cared_for: Collection[str]) -> Iterator[LeftBehind
 
 
 def _backend_id(pid: int) -> str:
-    """Return the backend that a server was started for, as its environment says; empty: that is lost."""
+    """Return the backend that a server was started for, by its environment; empty: that was overwritten."""
     return proc.variables(pid).get(MARK_BACKEND, "").rpartition("#")[2]

@@ -1,8 +1,8 @@
 """The log file of a launched server: written by the server itself, read and rotated by us.
 
-The server holds the file open for appending, so it needs nobody: it outlives the gateway, and no
-pipe of ours can block it. Rotation copies the file and truncates it under the server; what is
-written in the instant between the two is lost.
+The server itself holds the file open for appending. So it outlives the gateway, and no pipe of ours can
+block it. Rotation copies the file and then truncates it while the server writes: lines written in the instant
+between the two are lost.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ KEPT: Final = 2  # older files, as NAME.1 and NAME.2
 _FRESH_LINES: Final = 2000
 _LINE_BYTES: Final = 8 * 1024  # longer lines are cut
 _READ_BYTES: Final = 1024 * 1024
-_UNREAD_BYTES: Final = _FRESH_LINES * _LINE_BYTES  # no more lines than that are kept
+_UNREAD_BYTES: Final = _FRESH_LINES * _LINE_BYTES  # more would be lines that are not kept
 # Progress bars end their lines with \r: each is a sign of life.
 _BREAK: Final = re.compile(rb"[\r\n]+")
 
 
 class LogFile:
-    """One server's log: the file, and in memory the lines of it that nobody has taken yet.
+    """One server's log: the file, and in memory its lines that nobody has taken yet.
 
-    Blocking, by a read of at most 16 MiB, of what `tail` is asked for, or by a copy of three times
-    `rotate_bytes` when it rotates. Of what came beyond that at once, the end counts.
-    Threads may share it: several may ask for the log at a time, each from a thread of its own.
+    Blocking: a call reads at most 16 MiB, or what `tail` is asked for; a rotation copies three times
+    `rotate_bytes`. Of more than that, the end is read or copied. Threads may share it.
     """
 
     def __init__(self, path: Path, rotate_bytes: int = ROTATE_BYTES) -> None:
@@ -52,7 +51,7 @@ class LogFile:
 
     @property
     def identity(self) -> tuple[int, int] | None:
-        """Device and inode, which tell the processes that write to it."""
+        """Device and inode, by which the processes that write to it are found."""
         try:
             found = self.path.stat()
         except OSError:
@@ -68,13 +67,13 @@ class LogFile:
             return 0
 
     def begin(self, offset: int) -> None:
-        """Forget the start before; this one's lines begin at `offset`."""
+        """Forget the lines of the last start; those of the new one begin at `offset`."""
         with self._lock:
             self._position, self._half = offset, b""
             self._fresh.clear()
 
     def poll(self, *, rotates: bool = True) -> bool:
-        """Read what came; if it `rotates`, rotate a file that has grown too large, and return whether it did."""
+        """Read the new lines. If `rotates`, also rotate a file that is too large; return whether that was done."""
         with self._lock:
             size = self.size
             if size < self._position:
@@ -87,14 +86,16 @@ class LogFile:
                 return False
             try:
                 self._rotate()
-            except OSError:  # the disk is full, say: not again before it has grown as much again
+            except (
+                OSError
+            ):  # such as a full disk: try again once the file has grown by as much again
                 self._rotate_at = self.size + self._rotate_bytes
                 return False
             self._rotate_at = self._rotate_bytes
             return True
 
     def take(self) -> tuple[str, ...]:
-        """Return the lines that came since this was called last, at most 2,000."""
+        """Return the lines since the last call, at most 2,000."""
         with self._lock:
             lines = tuple(self._fresh)
             self._fresh.clear()
@@ -103,8 +104,7 @@ class LogFile:
     def tail(self, max_bytes: int, since: int = 0) -> str:
         """Return the end of what was written from `since` on, at most `max_bytes` of it.
 
-        Where that place is no longer in the file, it goes on in the one before the last rotation,
-        which may hold other starts too.
+        If the file was rotated since, the end of the older file comes first, which may hold other starts, too.
         """
         with self._lock:
             rotated = not 0 < since <= self.size
@@ -148,7 +148,7 @@ class LogFile:
         fresh.replace(older[0])
         os.truncate(self.path, 0)
         self._position = max(0, self._position - begin)
-        self._read(older[0], older[0].stat().st_size)  # what came while it was copied
+        self._read(older[0], older[0].stat().st_size)  # lines that came while it was copied
         self._position = 0
 
     def _copy_to(self, fresh: Path, begin: int) -> None:
@@ -160,7 +160,7 @@ class LogFile:
 
 
 def _end(path: Path, since: int, max_bytes: int) -> bytes:
-    """Return the end of a file from `since` on; nothing where there is none."""
+    """Return the end of a file from `since` on; empty where there is no file."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         file.seek(max(since, file.seek(0, os.SEEK_END) - max(0, max_bytes)))
         return file.read(max(0, max_bytes))

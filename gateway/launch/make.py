@@ -1,4 +1,4 @@
-"""Which launcher a backend has."""
+"""Make the launcher of a backend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gateway.launch.systemd import SystemdLauncher
 def make(backend: BackendConfig, pool: str, state: Path) -> Launcher | None:
     """Return the launcher of a backend of `pool`; None where nobody may restart it.
 
-    Nothing is touched yet: neither files nor sockets. Close it when the backend goes.
+    This touches neither files nor sockets. Close the launcher when the backend leaves.
     """
     if backend.launch is not None:
         return ProcessLauncher(backend.launch, pool=pool, backend=backend.name, state=state)

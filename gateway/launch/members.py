@@ -1,6 +1,6 @@
-"""The processes of one launched server: which they are, and how all of them are ended.
+"""The processes of one launched server: find all of them, and end all of them.
 
-They are known by any of: the marker in their environment, their output into the server's log file,
+A process belongs to a server by any of: the marker in its environment, its output into the server's log file,
 the session of the server's first process. All three are needed: vLLM's engine overwrites its
 environment with its title, a worker may have a session of its own, a child may close its output.
 """
@@ -20,26 +20,26 @@ from gateway.launch.launcher import LaunchError
 from gateway.launch.proc import Process
 from gateway.launch.record import Record
 
-# Not VLLM_...: vLLM warns of variables of that name which it does not know. Names that begin with
-# GATEWAY_ are never inherited from us, so a gateway inside a gateway's child is told apart.
+# Not VLLM_...: vLLM warns of unknown variables with such names. Servers never inherit our own variables that
+# begin with GATEWAY_, so a gateway that runs in a server of another gateway is not mixed up with it.
 MARK_BACKEND: Final = "GATEWAY_BACKEND"
 MARK_START: Final = "GATEWAY_START"
 
-# For what is left when the first process has ended: engines that nobody talks to any more, or the
-# server itself behind a wrapper. vLLM ends within a few seconds.
+# For processes that are left when the first one has ended: engines without an API server, or the server
+# itself behind a wrapper. vLLM ends within a few seconds.
 REST_GRACE_S: Final = 5.0
 KILLED_S: Final = 10.0  # from SIGKILL until a process that still runs is stuck in the kernel
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The processes of one backend, by what they have in common."""
+    """What the processes of one backend have in common."""
 
     backend: str  # the marker's value: the state folder and the backend's id
     log: tuple[int, int] | None  # device and inode of the log file
 
     def find(self, record: Record | None) -> list[Process]:
-        """Return the processes that live, of this start and of any before. Blocking: all of /proc."""
+        """Return the living processes of this start and of earlier ones. Blocking: it reads all of /proc."""
         me = os.getpid()
         session = _session(record)
         return [each for each in proc.every() if each.pid != me and self._owns(each, session)]
@@ -54,13 +54,13 @@ class Members:
     async def end(self, record: Record | None, grace_s: float) -> frozenset[int]:
         """End every process, and return the pids once none is left.
 
-        The server's first process gets SIGTERM and `grace_s`: it ends its own children, and one
-        that is told at the same time would count as crashed. Then what is left of them gets
-        SIGTERM and 5 s, then SIGKILL, with the whole group.
+        The server's first process gets SIGTERM and `grace_s`: it ends its own children, and would take a child
+        that got a signal at the same time for crashed. Then the others get SIGTERM and 5 s, then SIGKILL, with
+        the whole group.
 
         Raises:
             LaunchError: some do not end, 10 s after SIGKILL.
-            Cancel: what was told so far was told.
+        Cancel: signals that were sent stay sent.
         """
         members = await asyncio.to_thread(self.find, record)
         ended = set(members)
@@ -86,12 +86,12 @@ class Members:
 async def _ask(members: Iterable[Process], patience_s: float) -> None:
     for each in members:
         proc.tell(each, signal.SIGTERM)
-        proc.tell(each, signal.SIGCONT)  # one that was stopped could not heed it
+        proc.tell(each, signal.SIGCONT)  # a stopped process could not handle SIGTERM
     await _gone(members, patience_s)
 
 
 async def _gone(members: Iterable[Process], patience_s: float) -> None:
-    """Wait until these have ended, or the patience has."""
+    """Wait until these have ended, at most `patience_s`."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(patience_s):
             for each in members:
@@ -107,9 +107,9 @@ def _kill(members: Iterable[Process], record: Record | None) -> None:
 
 
 def _bury(pids: Collection[int], record: Record | None) -> None:
-    """Wait for those that became our children, as the first process of a container gets all that are left alone.
+    """Reap those that became our children: the first process of a container adopts all orphans.
 
-    Not for the server's first process: how it ended is yet to be asked.
+    Not the server's first process: how it ended will still be asked.
     """
     session = _session(record)
     for each in proc.every(dead=True):
@@ -120,7 +120,7 @@ def _bury(pids: Collection[int], record: Record | None) -> None:
 
 
 def _session(record: Record | None) -> tuple[int, int] | None:
-    """Return session and start of the server, unless the number is another process's by now."""
+    """Return session and start time of the server; None if another process has its number by now."""
     if record is None or not record.pid or record.boot != proc.boot_id():
         return None
     holder = proc.find(record.pid)

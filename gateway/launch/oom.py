@@ -1,7 +1,7 @@
 """Whether the kernel killed a server, or a process of it, for lack of host memory.
 
-SIGKILL alone proves nothing: anybody may send it. The kernel counts its kills for each control
-group, and for the whole machine. A count that rose shortly before a server ended is the proof.
+SIGKILL alone proves nothing: anybody may send it. But the kernel counts its kills for each control
+group, and for the whole machine. A count that rose shortly before a server ended is proof.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Final
 
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _VMSTAT: Final = Path("/proc/vmstat")
-_AT_ONCE_S: Final = 5.0  # for the end of what was killed itself to be seen
+_AT_ONCE_S: Final = 5.0  # until the end of a process that was killed itself is seen
 _BEFORE_S: Final = 60.0  # an API server may take long to notice that its engine was killed
 
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """Where the kernel counts: a file with a line `oom_kill N`."""
+    """A file in which the kernel counts its kills: it has a line `oom_kill N`."""
 
     path: Path
-    of_machine: bool = False  # it counts the kills of everybody's processes
+    of_machine: bool = False  # it counts the kills on the whole machine
 
     def read(self) -> int | None:
         """Return the count; None where it cannot be read."""
@@ -58,7 +58,7 @@ def counter_of(pid: int) -> Counter | None:
 
 
 class OomKills:
-    """Watches the counter of one server. Two small files are read for each call."""
+    """Watches the counter of one server. Each call reads up to two small files."""
 
     def __init__(
         self,
@@ -84,10 +84,10 @@ class OomKills:
         self._count = count
 
     def killed(self, pid: int, exit_code: int | None) -> bool | None:
-        """Return whether it was killed so, just after its end; None where that cannot be known.
+        """Return whether the kernel killed it for lack of memory; call this just after its end. None: not known.
 
-        The machine's count is a proof only for a process that was itself ended by SIGKILL. All servers that a
-        gateway launched may be in one group, so an earlier kill there may have been another one's.
+        The machine's count is proof only for a process that was itself ended by SIGKILL. All servers that a gateway
+        launched may be in one control group, so an earlier kill there may have hit another one.
         """
         if pid != self._pid or self._count is None or self._counter is None:
             return None

@@ -1,4 +1,4 @@
-"""What the pods of a workload say: pure readings of the status that Kubernetes keeps.
+"""Read the status that Kubernetes keeps of the pods of a workload. Pure.
 
 https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/
 """
@@ -13,12 +13,12 @@ from gateway.launch.launcher import Incarnation, Runs, Seen
 _OVER: Final = frozenset({"Failed", "Succeeded"})  # phases: evicted, or not to be restarted
 _OOM_KILLED: Final = "OOMKilled"
 _MAIN_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
-# The label by which a controller tells the pods of one rollout from those of the next.
+# Labels that differ between the pods of one rollout and those of the next.
 _REVISIONS: Final = ("pod-template-hash", "controller-revision-hash")
 
 
 def seen_pod(pod: Any) -> Seen:
-    """Return what one pod is, by its own name for its process: uid and restarts."""
+    """Return the state of one pod; its incarnation is its uid and its restarts."""
     restarts = _restarts(pod)
     state = _runs(pod)
     return Seen(
@@ -33,11 +33,10 @@ def seen_pod(pod: Any) -> Seen:
 
 
 def seen_workload(pods: Sequence[Any], wanted: int) -> Seen:
-    """Return what the pods of a deployment or stateful set are together; `wanted`: its replicas.
+    """Return the common state of the pods of a deployment or stateful set; `wanted`: its replicas.
 
-    One replica is named by its pod. Several are named by their revision: which pods there are, and
-    how often each was restarted, is the controller's business; a rollout makes them anew. While a
-    rollout replaces pods, the oldest ones name it.
+    The incarnation of one replica is that of its pod. That of several is their revision: the controller decides
+    which pods there are, and a rollout replaces them all. During a rollout, the oldest pods count.
     """
     mine = sorted(
         (pod for pod in pods if pod.status.phase not in _OVER),
@@ -68,7 +67,7 @@ def seen_workload(pods: Sequence[Any], wanted: int) -> Seen:
 
 
 def is_rolling_out(workload: Any) -> bool:
-    """Return whether its controller has not seen the last change yet, or keeps pods of an older one."""
+    """Return whether its controller has not seen the last change yet, or still has pods of an older one."""
     status, asked = workload.status, workload.metadata.generation
     if status is None:
         return False
@@ -78,7 +77,7 @@ def is_rolling_out(workload: Any) -> bool:
 
 
 def replicas(workload: Any) -> int:
-    """Return how many pods it is to have; Kubernetes makes one where nothing is said."""
+    """Return how many pods it should have; the default of Kubernetes is one."""
     wanted = workload.spec.replicas
     return 1 if wanted is None else int(wanted)
 
@@ -95,7 +94,7 @@ def main_container(pod: Any) -> str:
 
 
 def selector_text(selector: Any) -> str:
-    """Return a workload's selector in the form in which pods are asked for."""
+    """Return a workload's selector in the form that a list of pods takes."""
     terms = [f"{key}={value}" for key, value in (selector.match_labels or {}).items()]
     for each in selector.match_expressions or ():
         values = f"({','.join(each.values or ())})"
@@ -115,7 +114,7 @@ def selector_text(selector: Any) -> str:
 
 
 def _runs(pod: Any) -> Runs:
-    """Return the state of a pod. The kubelet restarts its containers, unless it is told not to."""
+    """Return the state of a pod. The kubelet restarts its containers, unless the pod says otherwise."""
     if pod.metadata.deletion_timestamp is not None:
         return Runs.PENDING
     if pod.status.phase in _OVER:
@@ -126,7 +125,7 @@ def _runs(pod: Any) -> Runs:
 
 
 def _main_status(pod: Any) -> Any:
-    """Return the status of the main container; None before the kubelet has taken the pod up."""
+    """Return the status of the main container; None until the kubelet reports one."""
     name = main_container(pod)
     return next((each for each in pod.status.container_statuses or () if each.name == name), None)
 

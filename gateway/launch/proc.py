@@ -1,8 +1,8 @@
-"""What `/proc` tells of processes: who they are, whose they are, who listens where.
+"""Read `/proc`: which processes there are, what belongs to them, who listens where.
 
-A pid alone names nobody, because it is used again; pid and start time (since boot) do. Everything
-here is a moment's view: what cannot be read has gone, or is another user's. All but `end_of` is
-blocking, in microseconds for one process and milliseconds for all.
+A pid alone identifies no process, because it is used again; pid and start time (since boot) do. Everything
+here is a momentary view: a process that cannot be read has gone, or is another user's. Everything except
+`end_of` and `first_end` blocks: microseconds for one process, milliseconds for all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PROC: Final = Path("/proc")
 # Fields after the name, counted from 0: proc_pid_stat(5) numbers them from 3 (state).
 _STATE, _PARENT, _GROUP, _SESSION, _THREADS, _STARTED = 0, 1, 2, 3, 17, 19
 _MEMORY, _VARIABLES, _VARIABLES_END = 20, 47, 48
-_DEAD: Final = "ZX"  # a zombie holds nothing but its number, once its other threads have ended too
+_DEAD: Final = "ZX"  # a zombie holds only its number, once its other threads have ended, too
 _LISTEN: Final = "0A"  # TCP_LISTEN, include/net/tcp_states.h
 # Of /proc/net/unix, proc_net(5). A connection that was accepted has the path of its listener.
 _UNIX_STATE, _UNIX_INODE, _UNIX_PATH = 5, 6, 7
@@ -51,7 +51,7 @@ class Process:
 
 @functools.cache
 def boot_id() -> str:
-    """Return what names this boot of the machine."""
+    """Return the id of this boot of the machine."""
     return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -92,7 +92,7 @@ def parse_stat(text: str) -> Process:
 
 
 def every(*, dead: bool = False) -> Iterator[Process]:
-    """Go through all processes that live; or (`dead`) that have ended, and that their parent did not wait for."""
+    """Go through all living processes, or (`dead`) those that have ended and whose parent has not reaped them."""
     for entry in os.listdir(_PROC):
         if entry.isdecimal():
             found = find(int(entry))
@@ -104,7 +104,7 @@ def variables(pid: int, *, waits: bool = False) -> dict[str, str]:
     """Return the environment a process was started with; empty where it cannot be read.
 
     A program that changes its title (vLLM's engine and workers do, by setproctitle) overwrites it.
-    In the moment of an exec there is none to read. In a thread of its own a caller `waits` for that to end.
+    During an exec there is none to read. With `waits` this blocks until the exec has ended: call it in a thread.
     """
     until = time.monotonic() + (_EXEC_S if waits else 0.0)
     without = 0  # looks in a row: for microseconds an exec has an empty environment, too
@@ -122,7 +122,7 @@ def variables(pid: int, *, waits: bool = False) -> dict[str, str]:
 
 
 def _memory(pid: int) -> tuple[int, int, int]:
-    """Return how much memory a process has, none if it is the kernel's, and where its environment begins and ends."""
+    """Return the memory of a process (0: it is the kernel's), and where its environment begins and ends."""
     fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     return int(fields[_MEMORY]), int(fields[_VARIABLES]), int(fields[_VARIABLES_END])
 
@@ -138,11 +138,11 @@ def writes_to(pid: int, file: tuple[int, int]) -> bool:
 
 
 def tell(process: Process, number: signal.Signals) -> None:
-    """Send a signal to this very process; nothing happens if it has gone."""
+    """Send a signal to exactly this process; nothing happens if it has gone."""
     with contextlib.suppress(ProcessLookupError):
         handle = os.pidfd_open(process.pid)
         try:
-            # Asked with the handle open, so the number cannot pass to another meanwhile.
+            # With the handle open, the number cannot pass to another process between the check and the signal.
             if runs(process.pid, process.started):
                 signal.pidfd_send_signal(handle, number)
         finally:
@@ -158,7 +158,7 @@ async def first_end(processes: Iterable[Process]) -> Process | None:
     """Wait until any of these very processes has ended, and return it; None if there are none.
 
     Raises:
-        OSError: no handle is to be had.
+        OSError: the system gives no handle.
     Cancel: nothing is held.
     """
     loop, watched = asyncio.get_running_loop(), False
@@ -184,7 +184,7 @@ def _settle(first: asyncio.Future[Process], ended: Process) -> None:
 
 
 def private_bytes(pid: int) -> int:
-    """Return the memory that is this process's alone (RssAnon); 0 where it cannot be read."""
+    """Return the memory that belongs to this process alone (RssAnon); 0 where it cannot be read."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in (_PROC / str(pid) / "status").read_text().splitlines():
             if line.startswith("RssAnon:"):
@@ -193,7 +193,7 @@ def private_bytes(pid: int) -> int:
 
 
 def listeners(port: int) -> list[Process]:
-    """Return who listens on a TCP port, as far as this user may see."""
+    """Return the processes that listen on a TCP port, as far as this user may see."""
     return holders(_listening(port))
 
 
@@ -204,7 +204,7 @@ def holders(inodes: Iterable[str]) -> list[Process]:
 
 
 def bound(path: Path) -> list[str]:
-    """Return the inodes of what is bound to this path, whether it listens yet or not."""
+    """Return the inodes of the sockets that are bound to this path, whether they listen or not."""
     found = []
     with contextlib.suppress(OSError):
         for line in (_PROC / "net/unix").read_text(errors="surrogateescape").splitlines()[1:]:

@@ -1,8 +1,8 @@
 """A server that the gateway starts itself: a process group of its own, on this machine.
 
-It needs nothing of the gateway to live: it writes its log into a file, and outlives us. What is
-known of it is in a record on disk, so any later gateway with the same state folder finds it. One
-that outlived its gateway is adopted or stopped by the first call, as `orphan` says.
+It does not need the gateway to live: it writes its log into a file, and may outlive us. A record on disk
+has what is known of it, so any later gateway with the same state folder finds it. The first call adopts
+or stops a server that outlived its gateway, as `orphan` says.
 
     restart:  can it start? -> end what runs -> memory free, address free -> record -> start -> record
 """
@@ -41,13 +41,13 @@ from gateway.launch.spawn import Start, check_address, exit_code, prepare, spawn
 
 log = logging.getLogger("gateway.launch")
 
-_ORPHAN_GRACE_S: Final = 10.0  # for a server that is to go because it outlived its gateway
+_ORPHAN_GRACE_S: Final = 10.0  # for a server that is stopped because it outlived its gateway
 _TITLE: Final = "VLLM::"  # of engines, workers, API servers: vllm/utils/system_utils.py
 _CATCH_UP_BYTES: Final = 1024 * 1024  # of an adopted server's log that is read again
 
 
 def longest_stop_s(grace_s: float) -> float:
-    """Return how long `stop` takes at most: three ways of asking, and the driver's time."""
+    """Return how long `stop` takes at most: three ways to end processes, and the driver's time."""
     return grace_s + min(grace_s, REST_GRACE_S) + KILLED_S + gpus.FREED_S
 
 
@@ -55,7 +55,7 @@ class ProcessLauncher:
     """Starts, adopts and ends one backend's server, and reads its log.
 
     Several gateways may share a state folder: a lock file lets one act at a time, and the record
-    tells each what the others did.
+    shows each what the others did.
     """
 
     launches = True
@@ -82,12 +82,12 @@ class ProcessLauncher:
         self._lock = asyncio.Lock()
         self._settled = False
         self._known: Record | None = None  # as it was read last
-        self._overhears = ""  # the start of another gateway's, whose log is read
+        self._overhears = ""  # nonce of another gateway's start whose log is read here
         self._oom_kills = oom_kills or OomKills()
         self._ends: tuple[Incarnation | None, int | None, bool | None] = (None, None, None)
 
     async def look(self) -> Seen:
-        """Tell what runs; the first look adopts or stops what outlived its gateway."""
+        """Return what runs; the first look adopts or stops a server that outlived its gateway."""
         record = self._load()
         if not self._settled or (record is not None and record.runs and not record.gateway_lives):
             self._settled = False
@@ -107,29 +107,29 @@ class ProcessLauncher:
     async def restart(
         self, expected: Incarnation | None, *, grace_s: float, changes: Changes
     ) -> Incarnation | None:
-        """End what runs and start anew; what surely cannot start is refused before anything ends.
+        """End what runs and start anew; a start that surely fails is refused before anything ends.
 
-        Cancel: what was ended stays so; a start either was made and is recorded, or was not.
+        Cancel: what was ended stays ended; a start was either made and recorded, or not made.
         """
         async with self._alone():
             record = self._load()
             self._check(record, expected)
             start = prepare(self._launch, changes, {MARK_BACKEND: self._mark})
-            if record is not None:  # as it is: there is space for the next one
+            if record is not None:  # unchanged: the disk has space for the next record
                 save(self._record_path, record)
             await self._end(record, grace_s)
             check_address(self._launch)
             return self._begin(start, record)
 
     async def stop(self, expected: Incarnation, *, grace_s: float) -> None:
-        """SIGTERM, then after `grace_s` SIGKILL, for all that belongs to the server."""
+        """Send SIGTERM, then after `grace_s` SIGKILL, to all processes of the server."""
         async with self._alone():
             record = self._load()
             self._check(record, expected)
             await self._end(record, grace_s)
 
     async def log(self, max_bytes: int) -> str:
-        """Return the end of what this start wrote; a file that was rotated has others before it."""
+        """Return the end of what this start wrote; after a rotation, earlier starts may come before it."""
         record = self._load()
         if record is None:
             return ""
@@ -138,32 +138,32 @@ class ProcessLauncher:
         return own.partition("\n")[2] if own else before
 
     async def new_lines(self) -> tuple[str, ...]:
-        """Return the lines since the last call; after a start, from its first line on.
+        """Return the lines since the last call, or since the start, at most 2,000.
 
-        At most the last 2,000. A progress bar's every state is a line.
+        Each state of a progress bar is a line.
         """
         await self._poll_log(self._load())
         return self.log_file.take()
 
     async def memory_bytes(self) -> int:
-        """Return the host memory that is the server's processes' alone. A thread walks through /proc."""
+        """Return the host memory that only the server's processes use. A thread walks through /proc."""
         members = await self._find(self._load())
         return sum(proc.private_bytes(each.pid) for each in members)
 
     async def vital(self) -> list[proc.Process]:
-        """Return the processes that it cannot serve without: its first one, engines, workers."""
+        """Return the processes without which the server cannot serve: its first one, engines, workers."""
         record = self._load()
         members = await self._find(record)
         first = {each for each in members if record is not None and record.is_of(each)}
         return [each for each in members if each in first or each.name.startswith(_TITLE)]
 
     def hand_over(self, heir: proc.Process) -> None:
-        """Put another gateway in charge of what we started; call it when nothing else goes on here."""
+        """Put another gateway in charge of our server; call it when nothing else goes on here."""
         try:
             record = self._load()
             if record is not None and record.is_ours:
                 save(self._record_path, record.handed_to(heir))
-        except (LaunchError, OSError) as error:  # the other one adopts it when we have ended
+        except (LaunchError, OSError) as error:  # the other gateway adopts it when we have ended
             why = told(error) if isinstance(error, OSError) else str(error)
             log.warning(
                 "%s: cannot hand it over: %s", self.backend_id, why,
@@ -171,12 +171,12 @@ class ProcessLauncher:
             )  # fmt: skip
 
     async def close(self) -> None:
-        """Nothing is held between calls; the server runs on."""
+        """Do nothing: nothing is held between calls, and the server runs on."""
 
     # --- what runs --------------------------------------------------------------------------------
 
     def _load(self) -> Record | None:
-        """Return the record; where it is lost, the one that was read last, as long as its server lives."""
+        """Return the record; if it is lost, the one that was read last, as long as its server lives."""
         found = load(self._record_path)
         if found is None and self._known is not None and self._known.runs:
             return self._known
@@ -195,7 +195,7 @@ class ProcessLauncher:
         check_order(self.backend_id, seen, expected)
 
     def _end_of(self, record: Record) -> tuple[int | None, bool | None]:
-        """Return how our child ended: its exit code, and whether the kernel killed it for memory.
+        """Return how our child ended: its exit code, and whether the kernel killed it for lack of memory.
 
         It stays a zombie until the next start, so that all gateways may ask.
         """
@@ -213,12 +213,12 @@ class ProcessLauncher:
         return ""
 
     def _outdated(self, record: Record) -> bool:
-        # What another gateway is in charge of has that one's settings.
+        # A server that another gateway is in charge of has the settings of that gateway.
         known = record.settings_sha256
         return record.is_ours and bool(known) and known != self._settings_sha256
 
     async def _poll_log(self, record: Record | None) -> None:
-        # All gateways hear how a start goes on; the one in charge rotates, too.
+        # Each gateway reads how a start goes on; only the one in charge rotates the log.
         if record is None:
             return
         if not record.is_ours and self._overhears != record.nonce:
@@ -227,14 +227,14 @@ class ProcessLauncher:
         if await asyncio.to_thread(self.log_file.poll, rotates=record.is_ours):
             kept = self._load()
             if kept is not None and kept.nonce == record.nonce:
-                with suppress(OSError):  # the disk is full; a place in the log is worth no look
+                with suppress(OSError):  # a full disk: a stale offset must not make the look fail
                     save(self._record_path, replace(kept, log_offset=0))
 
     # --- acting alone -----------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        """Keep other tasks waiting and other gateways out; settle with what was before us, once."""
+        """Let one task of one gateway act at a time; before the first, adopt or stop what was there before us."""
         async with self._lock:
             try:
                 with locked(self._lock_path):
@@ -269,7 +269,7 @@ class ProcessLauncher:
                 )  # fmt: skip
                 await self._members().end(server or record, _ORPHAN_GRACE_S)
             if server is not None:
-                self._record_path.unlink(missing_ok=True)  # we ended it: that is no failure of its
+                self._record_path.unlink(missing_ok=True)  # we ended it, so its end is no failure
             return
         adopted = {"event": "process_adopted", "backend": self.backend_id}
         log.info("%s: adopting the process %d", self.backend_id, server.pid, extra=adopted)
@@ -282,8 +282,8 @@ class ProcessLauncher:
     def _survivor(self, record: Record | None, members: list[proc.Process]) -> Record | None:
         """Return the record of a server that may be adopted, as ours; None where there is none.
 
-        One whose record is lost, or whose gateway was killed between the start and its record, is known
-        by its marks: it is its session's first. Of several with the same mark it is the oldest.
+        If its record is lost, or its gateway was killed between the start and the record, the server is found by
+        its marks: it is the first process of its session. Of several with the same mark it is the oldest.
         """
         if record is not None and record.runs:
             return record.taken_over()
@@ -306,7 +306,7 @@ class ProcessLauncher:
         if record is not None and record.incarnation is not None:
             ended |= {record.pid}
             if record.is_ours:
-                self._end_of(record)  # so that it can still be told
+                self._end_of(record)  # before it is reaped: later nobody knows
                 exit_code(record.pid, reap=True)
         if holding := await gpus.freed(ended, self._gpu_holders):
             log.warning(
@@ -316,7 +316,7 @@ class ProcessLauncher:
             )
 
     def _begin(self, start: Start, before: Record | None) -> Incarnation:
-        """Start and record it. No await: nothing can come between the two but the end of us."""
+        """Start the server and record it. No await: only our own end can come between the two."""
         output = self.log_file.open()
         try:
             nonce = secrets.token_hex(8)

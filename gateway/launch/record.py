@@ -1,8 +1,8 @@
-"""The record of a launched server: what the next gateway knows of it.
+"""The record of a launched server, by which the next gateway knows it.
 
-It is written before the start, with the start's nonce, and again with the process. So a gateway
-that is killed at any moment leaves either a record of the process, or one whose nonce the process
-carries in its environment.
+It is written before the start, with a nonce, and again after it, with the process. So a gateway
+that is killed at any moment leaves either a record of the process, or one with the nonce that the process
+has in its environment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9.-]{1,100}")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One start of one backend's server. `pid` 0: begun, and not known to have succeeded."""
+    """One start of one backend's server. `pid` 0: the start was begun, and is not known to have succeeded."""
 
     nonce: str
     boot: str
@@ -37,11 +37,11 @@ class Record:
     log_offset: int = 0  # where this start's output begins in the log file
     pid: int = 0
     started: int = 0
-    settings_sha256: str = ""  # of `launch`, as far as it is about the server; empty: unknown
+    settings_sha256: str = ""  # of `LaunchConfig.started_with`; empty: unknown
 
     @property
     def incarnation(self) -> Incarnation | None:
-        """What names the process; None while there is none."""
+        """The id of the process; None while there is none."""
         if not self.pid:
             return None
         return Incarnation(f"{self.pid}-{self.started}-{self.boot[:8]}")
@@ -58,16 +58,16 @@ class Record:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process is the gateway in charge of it: its child, where we started it."""
+        """Whether this process is the gateway in charge of it."""
         return self.gateway_pid == os.getpid() and self.gateway_lives
 
     def taken_over(self) -> Record:
-        """Return it with this process as the gateway in charge."""
+        """Return the record with this process as the gateway in charge."""
         me = proc.find(os.getpid())
         return replace(self, gateway_pid=os.getpid(), gateway_started=me.started if me else 0)
 
     def handed_to(self, heir: Process) -> Record:
-        """Return it with another process as the gateway in charge."""
+        """Return the record with another process as the gateway in charge."""
         return replace(self, gateway_pid=heir.pid, gateway_started=heir.started)
 
     @property
@@ -85,10 +85,10 @@ _FIELDS: Final = frozenset(each.name for each in fields(Record))
 def load(path: Path) -> Record | None:
     """Return the record in a file; None where there is none, or it is damaged.
 
-    What only another version of the gateway writes into it is passed over: its server is known all the same.
+    Unknown fields, of another version of the gateway, are ignored.
 
     Raises:
-        LaunchError: it cannot be read just now, which says nothing of what runs.
+        LaunchError: it cannot be read just now, which proves nothing about what runs.
     """
     try:
         found = json.loads(path.read_text()).items()
@@ -142,14 +142,14 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def told(error: OSError) -> str:
-    """Return what the system said, and of which file."""
+    """Return the system's message, and the file that it is about."""
     where = f" ({error.filename})" if error.filename else ""
     return f"{error.strerror or error}{where}"
 
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Have an error of the system's name the file, as a failed write does not."""
+    """Add the file to a system error: a failed write does not name it."""
     try:
         yield
     except OSError as error:
@@ -159,15 +159,15 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def digest(words: list[str]) -> str:
-    """Return what tells two command lines apart without telling them: they may hold keys."""
+    """Return a hash of a command line, which itself must not be stored: it may hold keys."""
     return hashlib.sha256("\0".join(words).encode()).hexdigest()
 
 
 def file_name(pool: str, backend: str) -> str:
-    """Return a file name for a backend, `pool--backend`: safe, and no other backend's.
+    """Return a file name for a backend, `pool--backend`: safe, and different for each backend.
 
-    What a file name cannot hold, or could be read in two ways, becomes `_` and a hash; the `~` in
-    front of it is in no pool's or backend's name.
+    Characters that a file name cannot hold become `_`. Such a name, or one that could be read in two ways, gets a
+    hash; the `~` in front of it is in no pool's or backend's name.
     """
     if _PLAIN.fullmatch(pool) and "--" not in pool + "-" + backend:
         return f"{pool}--{backend}"

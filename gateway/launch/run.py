@@ -1,7 +1,7 @@
-"""Run a program to its end: an argv, a deadline, a bounded answer.
+"""Run a program to its end: with an argv, a deadline, and a bounded answer.
 
-Not by asyncio's subprocesses: when the call that starts one is cancelled, the program alone is
-killed, and what it started by then goes on. Here nothing comes between the start and the `try`.
+Not by asyncio's subprocesses: when the call that starts one is cancelled, only the program is
+killed, and its children go on. Here no await comes between the start and the `try`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gateway.launch import proc
 from gateway.launch.launcher import LaunchError, obstacle_of
 from gateway.launch.record import told
 
-_OUTPUT_BYTES: Final = 512 * 1024  # of each stream, its end
+_OUTPUT_BYTES: Final = 512 * 1024  # that are kept of the end of each stream
 _FILE_BYTES: Final = 64 * 1024 * 1024  # a program that writes more is ended by SIGXFSZ
 _KILLED_S: Final = 1.0  # for a killed program to be gone
 
@@ -46,7 +46,7 @@ async def run(words: Sequence[str], *, timeout_s: float, kept_bytes: int = _OUTP
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             code = await execute(words, (out.fileno(), err.fileno()), timeout_s, _FILE_BYTES)
             return Ran(code, _end(out, kept_bytes), _end(err, kept_bytes))
-    except OSError as error:  # no folder for its output has space, or no descriptor is left
+    except OSError as error:  # there is no space for its output, or no descriptor is left
         said = f"cannot keep what {words[0]} writes: {told(error)}"
         raise LaunchError(said, obstacle_of(error)) from error
 
@@ -76,7 +76,7 @@ async def execute(
         raise LaunchError(said) from error
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)  # its number is its own until it is waited for
+            os.killpg(process.pid, signal.SIGKILL)  # the pid is not reused until it is waited for
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_KILLED_S)
     return process.returncode

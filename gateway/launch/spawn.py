@@ -1,6 +1,6 @@
-"""Starting one process: what can be known before, the start itself, and how it ended.
+"""Start one process: the checks before, the start itself, and the exit code.
 
-Never a shell: the words of the configuration are the words of the process.
+Never by a shell: the words of the configuration are the words of the process.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def prepare(launch: LaunchConfig, changes: Changes, marker: Mapping[str, str]) -
     """Return the start that the settings ask for. Nothing has happened yet.
 
     Raises:
-        LaunchError: there is no such program, or no program can be given such words or variables.
+        LaunchError: there is no such program, or the words or variables cannot be passed to any program.
     """
     words = cmdline.argv(launch, changes)
     variables = cmdline.environment(launch, os.environ, changes, marker)
-    # No text is shown: it may be a secret.
+    # The message does not repeat the text: it may be a secret.
     if any("\0" in text for text in (*words, *variables, *variables.values())):
         raise LaunchError("a word or variable of `launch` holds a null byte", Obstacle.CANNOT_HELP)
     if any(not name or "=" in name for name in variables):
@@ -54,10 +54,10 @@ def prepare(launch: LaunchConfig, changes: Changes, marker: Mapping[str, str]) -
 
 
 def check_address(launch: LaunchConfig) -> None:
-    """Make sure that nobody listens where the server is to listen.
+    """Make sure that nobody listens at the server's address.
 
     Raises:
-        LaunchError: somebody does, or something is in the way.
+        LaunchError: somebody does, or another file is in the place of the socket.
         OSError: the address may not be used at all.
     """
     if launch.port is not None:
@@ -67,12 +67,12 @@ def check_address(launch: LaunchConfig) -> None:
 
 
 def check_port(port: int) -> None:
-    """Make sure that nobody listens where the server is to listen.
+    """Make sure that nobody listens on the server's port.
 
-    vLLM itself does not notice with --api-server-count above 1: two servers then share the port.
+    With --api-server-count above 1 vLLM itself does not notice: two servers would share the port.
 
     Raises:
-        LaunchError: somebody does; it says who, where that may be known.
+        LaunchError: somebody does; the message says who, if this user may see it.
         OSError: the port may not be used at all.
     """
     with contextlib.closing(socket.socket()) as probe:
@@ -95,8 +95,8 @@ def check_port(port: int) -> None:
 def clear_socket(path: Path) -> None:
     """Make the folder of a socket, and remove the socket that an ended server left there.
 
-    A server that starts holds its socket long before it listens: vLLM binds it first, and then loads
-    its model. What a link leads to is never removed.
+    A starting server holds its socket long before it listens: vLLM binds it first, and then loads
+    its model. The target of a link is never removed.
 
     Raises:
         LaunchError: somebody holds it, or it is another kind of file.
@@ -124,10 +124,10 @@ def clear_socket(path: Path) -> None:
 
 
 def spawn(start: Start, mark: Mapping[str, str], output: int) -> int:
-    """Start it in a session and group of its own, writing to `output`; return its pid.
+    """Start a process in a session and group of its own, writing to `output`; return its pid.
 
-    It holds no other file of ours: not the listeners, whose ports it would keep when we have gone.
-    A millisecond; it is our child until `exit_code` reaps it.
+    It inherits no other file of ours: not the listeners, whose ports it would hold after our end.
+    This takes a millisecond. The process is our child until `exit_code` reaps it.
 
     Raises:
         LaunchError: the system refused.
@@ -150,7 +150,7 @@ def spawn(start: Start, mark: Mapping[str, str], output: int) -> int:
             ],
             setsid=True,
             setsigmask=[],
-            # What we ignore would stay ignored: SIGPIPE and SIGXFSZ by Python, SIGHUP by nohup.
+            # Signals that we ignore would stay ignored: SIGPIPE and SIGXFSZ by Python, SIGHUP by nohup.
             setsigdef=[
                 signal.SIGINT,
                 signal.SIGTERM,
@@ -168,7 +168,7 @@ def spawn(start: Start, mark: Mapping[str, str], output: int) -> int:
 def exit_code(pid: int, *, reap: bool) -> int | None:
     """Return how a child of ours ended: its code, or the signal's number below zero.
 
-    None while it runs, and for what is not our child. Until it is reaped, its pid stays its own.
+    None while it runs, and for a process that is not our child. Until it is reaped, its pid is not reused.
     """
     try:
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | (0 if reap else os.WNOWAIT))
@@ -180,7 +180,7 @@ def exit_code(pid: int, *, reap: bool) -> int | None:
 
 
 def _answers(path: Path) -> bool:
-    """Whether somebody listens on a socket; also one of another network namespace, say."""
+    """Whether somebody listens on a socket, in another network namespace, too."""
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as probe:
         probe.settimeout(_PROBE_S)
         try:
@@ -200,9 +200,9 @@ def _is_inherited(number: int) -> bool:
 
 
 def run_together(program: str) -> str:
-    """Return the first of several words that stand in the place of a program's name; empty if it is one name.
+    """Return the first word, if a whole command line stands in the place of a program's name; else an empty text.
 
-    The others are not to be shown: they may hold a key.
+    The other words must not be shown: they may hold a key.
     """
     first, *more = program.split() or [""]
     return first if more and ("/" not in first or Path(first).is_file()) else ""

@@ -1,7 +1,7 @@
 """A server that systemd runs: a unit. Its incarnation is its InvocationID.
 
-How it is stopped (signals, TimeoutStopSec) is the unit's own; the grace given here is only waited
-for. The gateway's user needs a polkit rule; deploy/systemd/ has one to copy.
+The unit decides how it is stopped (signals, TimeoutStopSec); the grace given here is only the time
+to wait. The gateway's user needs a polkit rule; deploy/systemd/ has one to copy.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from gateway.launch.run import run
 from gateway.launch.systemdbus import SystemdUnit
 
 _JOURNAL_S: Final = 10.0
-_CHANGE_S: Final = 30.0  # for a job to show, beyond the grace
-_LOOK_S: Final = 1.0  # at the latest, should a signal be lost
-# As many as the deaths of some hundred requests take, each told with a traceback: the cause stands above.
+_CHANGE_S: Final = 30.0  # for the effect of a job to show, beyond the grace
+_LOOK_S: Final = 1.0  # longest time between two looks, in case a signal is lost
+# Enough for the tracebacks of some hundred requests that died; the cause stands above them.
 _LOG_LINES: Final = 10_000
 
 _UNIT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9:_.@-]{0,250}")
@@ -36,7 +36,7 @@ _STATES: Final = {
     "reloading": Runs.RUNNING,
     "refreshing": Runs.RUNNING,
     "activating": Runs.PENDING,  # also while systemd waits before it restarts: `auto-restart`
-    "deactivating": Runs.PENDING,  # on its way to a restart, or to an end that the next look tells
+    "deactivating": Runs.PENDING,  # on its way to a restart, or to an end that a later look shows
     "failed": Runs.ENDED,
 }
 _EXITED: Final = 1  # CLD_EXITED; CLD_KILLED and CLD_DUMPED give the signal as the status
@@ -44,7 +44,7 @@ _STOPS: Final = frozenset({"exit-code", "signal", "core-dump"})  # results: how 
 _UNLIMITED: Final = 2**64 - 1
 _NO_PROGRAM: Final = 203  # EXIT_EXEC, systemd.exec(5)
 _NO_FOLDER: Final = 200  # EXIT_CHDIR
-# What the job's result tells: systemd.unit(5), `JobRemoved`.
+# What the result of a job means: org.freedesktop.systemd1(5), `JobRemoved`.
 _NOT_DONE: Final = {
     "canceled": "another job took its place",
     "dependency": "a unit that it depends on could not be started",
@@ -67,27 +67,27 @@ class SystemdLauncher:
         self._unit = SystemdUnit(unit)
 
     async def look(self) -> Seen:
-        """Tell what systemd says of the unit."""
+        """Return what systemd says of the unit."""
         return _seen(await self._unit.properties())
 
     async def restart(
         self, expected: Incarnation | None, *, grace_s: float, changes: Changes
     ) -> Incarnation | None:
-        """Restart the unit, and wait until systemd shows another invocation, if it does in time."""
+        """Restart the unit, and wait until systemd shows another invocation; None if it does not in time."""
         changes.refuse(
             f"{self._name}: its command line is in the unit; change it there"
             f" (`systemctl edit {self._name}`), then `systemctl daemon-reload`"
         )
         shown = await self._unit.properties(max_age_s=0)
         if shown["ActiveState"] == "failed":
-            await self._unit.reset_failed()  # else its start limit may refuse
+            await self._unit.reset_failed()  # its start limit might refuse the restart
         seen = _seen(shown)
         check_order(self._name, seen, expected)
         job = await self._unit.begin("Restart")
         return await self._changed(job, seen.incarnation, grace_s)
 
     async def stop(self, expected: Incarnation, *, grace_s: float) -> None:
-        """Stop the unit, which systemd ends with all its processes."""
+        """Stop the unit: systemd ends all its processes."""
         check_order(self._name, _seen(await self._unit.properties(max_age_s=0)), expected)
         await self._unit.begin("Stop")
         try:
@@ -138,7 +138,7 @@ class SystemdLauncher:
 
 
 def _seen(shown: Mapping[str, Any]) -> Seen:
-    """Return what the properties of a unit mean."""
+    """Return the state of a unit, by its properties."""
     state = _state(shown)
     invocation = bytes(shown.get("InvocationID") or b"").hex() or None
     code = None if state is Runs.RUNNING else _exit_code(shown)
@@ -154,11 +154,11 @@ def _seen(shown: Mapping[str, Any]) -> Seen:
 
 
 def _state(shown: Mapping[str, Any]) -> Runs:
-    """Return the state; of a unit that is over, by whether its process ended before systemd stopped it.
+    """Return the state. That of a unit that is over depends on which ended first: its process, or `active`.
 
-    A process that ends by itself with exit code 0 leaves the unit inactive too, as vLLM does when
-    its engine dies. Then the unit leaves `active` after the end of the process, not before. And one
-    that systemd stops leaves it failed where it ends in an unusual way, or has to be killed.
+    A process that ends by itself with exit code 0 leaves the unit inactive, as a stop does; vLLM ends so when its
+    engine dies. Then the unit leaves `active` after the end of the process, not before. And a stop leaves the unit
+    failed if the process ends in an unusual way, or has to be killed.
     """
     state = _STATES.get(str(shown["ActiveState"]), Runs.ABSENT)
     began_us = int(shown.get("InactiveExitTimestampMonotonic", 0))
@@ -172,7 +172,7 @@ def _state(shown: Mapping[str, Any]) -> Runs:
 
 
 def _stopped(shown: Mapping[str, Any]) -> bool:
-    """Whether a unit that left `active` before its process ended can only have been told to stop.
+    """Whether a unit that left `active` before its process ended was certainly stopped by an order.
 
     systemd itself ends one that runs out of memory, does not feed its watchdog, or runs for longer
     than it may (RuntimeMaxSec), which has the same result as a stop that takes too long.
@@ -182,7 +182,7 @@ def _stopped(shown: Mapping[str, Any]) -> bool:
 
 
 def _exit_code(shown: Mapping[str, Any]) -> int | None:
-    """Return how its process ended: only one of the last activation, not of any before."""
+    """Return how its process ended, if that was in the last activation; None otherwise."""
     how, status = int(shown.get("ExecMainCode", 0)), int(shown.get("ExecMainStatus", 0))
     if not how:
         return None

@@ -1,6 +1,6 @@
-"""One unit of systemd's, over the system bus: its properties, its jobs, and the words for refusals.
+"""One systemd unit, over the system bus: its properties, its jobs, and the messages for refusals.
 
-systemd tells when a property of the unit changes, so they are read again only then, and every 10 s
+systemd signals each change of a property, so properties are read again only then, and every 10 s
 in case a signal was lost. https://www.freedesktop.org/software/systemd/man/org.freedesktop.systemd1.html
 """
 
@@ -18,7 +18,7 @@ from gateway.launch.launcher import LaunchError, Obstacle
 
 _CALL_S: Final = 10.0  # for one answer, which comes within milliseconds
 _FRESH_S: Final = 10.0
-_MATCHES: Final = (  # what we want to be told of: the unit, its coming and going, its jobs' ends
+_MATCHES: Final = (  # signals that we subscribe to: changes of the unit, its load and unload, ends of its jobs
     "type='signal',sender='{systemd}',interface='org.freedesktop.DBus.Properties',path='{path}'",
     "type='signal',sender='{systemd}',interface='{systemd}.Manager',member='UnitNew',arg0='{unit}'",
     "type='signal',sender='{systemd}',interface='{systemd}.Manager',member='UnitRemoved',arg0='{unit}'",
@@ -40,7 +40,7 @@ _BAD_UNIT: Final = frozenset(
 
 
 class SystemdUnit:
-    """A connection of its own, opened by the first call and again when it was lost."""
+    """The unit, with a connection of its own: the first call opens it, and the next one after a loss."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -63,7 +63,7 @@ class SystemdUnit:
         async with self._talking():
             now = asyncio.get_running_loop().time()
             if self._stale or now - self._read_at > max_age_s:
-                # What changes meanwhile makes it stale again.
+                # A change during the read makes it stale again.
                 self._stale, self._read_at = False, now
                 try:
                     self._shown = await self._read()
@@ -73,7 +73,7 @@ class SystemdUnit:
             return self._shown
 
     async def reset_failed(self) -> None:
-        """Forget its failures, so that its start limit does not refuse the next start."""
+        """Reset the unit's failures, so that its start limit does not refuse the next start."""
         async with self._talking():
             await self._call(_MANAGER, "ResetFailedUnit", "s", self.name)
 
@@ -88,7 +88,7 @@ class SystemdUnit:
         return next((result for path, result in self._ended_jobs if path == job), "")
 
     async def news(self, patience_s: float) -> None:
-        """Wait until systemd says anything new of the unit, `patience_s` at most."""
+        """Wait until systemd signals anything about the unit, at most `patience_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 await self._news.wait()
@@ -107,7 +107,7 @@ class SystemdUnit:
 
     @asynccontextmanager
     async def _talking(self) -> AsyncIterator[None]:
-        """Give the connection to one caller at a time, and turn what goes wrong into words."""
+        """Give the connection to one caller at a time, and turn its errors into messages for people."""
         async with self._lock:
             try:
                 async with asyncio.timeout(_CALL_S):
@@ -133,19 +133,19 @@ class SystemdUnit:
         try:
             await self._follow()
         except BaseException:
-            self._bus = None  # half of it tells nothing: the next call begins anew
+            self._bus = None  # half set up it is of no use: the next call begins anew
             bus.disconnect()
             raise
 
     async def _follow(self) -> None:
-        """Have systemd tell what becomes of the unit."""
+        """Subscribe to the signals of the unit."""
         self._bus.add_message_handler(self._heard)
         await self._call(_MANAGER, "Subscribe")
         (self._path,) = await self._call(_MANAGER, "LoadUnit", "s", self.name)
         for match in _MATCHES:
             rule = match.format(systemd=_SYSTEMD, path=self._path, unit=self.name)
             await self._call(_BUS, "AddMatch", "s", rule)
-        # systemd forgets a unit that ended well and that nothing refers to, with how it ended.
+        # systemd unloads a unit that ended well and that nothing refers to, and forgets how it ended.
         with contextlib.suppress(LaunchError):  # it takes a permission, which old polkit rules lack
             await self._call(_MANAGER, "RefUnit", "s", self.name)
 
