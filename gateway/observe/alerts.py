@@ -174,7 +174,7 @@ OPERATORS: Final = (
         summary=f"Automatic restarts of {_POOL} have been on hold for four hours",
         means="An operator ran `hold`, and nobody lifted it. What fails stays so.",
         look="`vllm-gateway audit` says who, and why.",
-        act="`vllm-gateway hold --lift`.",
+        act="`vllm-gateway hold --lift`, with `--pool POOL` where only this pool is on hold: `status` has the command.",
     ),
 )
 
@@ -229,7 +229,7 @@ PROCESS: Final = (
         summary="{{ $labels.instance }} has lost log lines",
         means="Standard output blocked or failed: its disk is full, or its reader is too slow. Requests do not wait for it.",
         look="`df -h`; `journalctl --disk-usage`.",
-        act="Free the disk, or raise journald's rate limit (`RateLimitBurst=`).",
+        act="Free the disk, or find out why the reader is slow. `log: {access: false}` leaves out the lines of requests.",
     ),
     Alert(
         name="ConfigurationsDiffer",
