@@ -35,6 +35,7 @@ from gateway.routing.catalog import Catalogs
 from gateway.routing.fallback import cause_by, stand_ins
 from gateway.routing.trial import side_of
 from gateway.wire.calls import ENDPOINTS
+from gateway.wire.measures import OUTPUT_LIMITS
 
 _BYTES_PER_TOKEN: Final = 4  # of English text: how large the body is taken to be
 _ANYBODY: Final = Caller(key_id="anonymous", name="anonymous", tenant="anonymous")
@@ -165,16 +166,15 @@ def _holder(deciding: Deciding, key_id: str, wall: float) -> Caller:
 
 
 def _call(wish: Wish) -> Call:
-    spec = _SPECS[wish.endpoint]
-    output = wish.output_tokens
+    output, limits = wish.output_tokens, OUTPUT_LIMITS.get(wish.endpoint)
     return Call(
         wish.endpoint,
-        spec.dialect,
+        _SPECS[wish.endpoint].dialect,
         wish.model,
         wish.stream,
         b"",
         max_new_tokens=output,
-        max_new_field=spec.limits[0] if spec.limits and output is not None else None,
+        max_new_field=limits[0] if limits and output is not None else None,
     )
 
 

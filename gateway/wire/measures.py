@@ -49,12 +49,13 @@ RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "length_penalty": (-100.0, 100.0),
 }
 _SALT: Final = re.compile(r"[^@/\\\x00]{1,128}")
-# The fields that limit the output, the one that wins first: an endpoint ignores those of the others.
+# The fields that limit the output: the newest first, which wins. An endpoint ignores those of the others.
 OUTPUT_LIMITS: Final[Mapping[Endpoint, tuple[str, ...]]] = {
     **dict.fromkeys([Endpoint.CHAT, Endpoint.CHAT_BATCH], ("max_completion_tokens", "max_tokens")),
     **dict.fromkeys([Endpoint.COMPLETIONS, Endpoint.MESSAGES], ("max_tokens",)),
     Endpoint.RESPONSES: ("max_output_tokens",),
 }
+COMPLETIONS_MAX_TOKENS: Final = 16  # where none is stated. Source: OpenAI reference; so in vLLM
 
 
 class Measure:
@@ -230,7 +231,7 @@ class Measure:
         limits = [number_of(self.fields[name]) for name in names if name in self.fields]
         given = [limit for limit in limits if limit is not None]
         if not given and self.endpoint is Endpoint.COMPLETIONS:
-            return 16.0  # Source: OpenAI reference; so in vLLM
+            return COMPLETIONS_MAX_TOKENS
         return given[0] if given else None
 
     def _best_of(self, name: str, raw: Raw) -> None:

@@ -12,7 +12,6 @@ from gateway.core.asked import Media, Overrides, UnknownFields
 from gateway.core.errors import RequestError
 from gateway.core.types import Endpoint
 from gateway.wire.calls import ENDPOINTS, parse_call
-from gateway.wire.measures import OUTPUT_LIMITS
 from gateway.wire.parameters import effective, judge
 from gateway.wire.patterns import pattern_problem
 from gateway.wire.table import TABLE, Rule
@@ -354,11 +353,6 @@ def test_a_list_of_token_ids_costs_what_one_costs_and_is_refused_for_its_length(
     assert refused("/v1/completions", {"stop_token_ids": ids}).param == "stop_token_ids"
     assert refused("/v1/completions", {"stop_token_ids": [*ids, -1]}).code == "invalid_token_id"
     assert refused("/v1/completions", {"stop_token_ids": [*ids, "-1"]}).code == "invalid_token_id"
-
-
-def test_the_policy_goes_by_the_output_limit_that_the_endpoint_reads():
-    for spec in ENDPOINTS.values():
-        assert OUTPUT_LIMITS.get(spec.endpoint, ()) == spec.limits
 
 
 def test_a_strict_tool_is_found_however_its_name_is_written():
