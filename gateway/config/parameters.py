@@ -144,7 +144,7 @@ class Policies:
             RequestError: see `wire.parameters.judge`.
         """
         policy = self._made.get((pool, key)) or self.of(pool, key)
-        if call.asked.facts or policy.denied_names:
+        if call.asked.facts or policy.denied:
             judge(call, policy)
 
     def of(self, pool: str | None, key: Overrides | None) -> Policy:

@@ -7,8 +7,8 @@ from typing import Final, Protocol
 
 from gateway.core.errors import ReplyTooLarge
 from gateway.core.types import Dialect, Usage
+from gateway.wire.frames import json_aborted, json_usage
 from gateway.wire.replies import Fault
-from gateway.wire.sse import json_aborted, json_usage
 
 _WITH_CHOICES: Final = (Dialect.CHAT, Dialect.COMPLETIONS)
 _REASON_BYTES: Final = 32  # what two reads may share of `"finish_reason": "abort"`

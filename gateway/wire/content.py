@@ -31,12 +31,13 @@ from gateway.wire.parameters import media_fact
 from gateway.wire.schemas import tool_facts
 from gateway.wire.table import TABLE
 
-# Where an endpoint has content. Source: the request models of vLLM 0.32.
-_ALL: Final = (
-    "messages", "system", "input", "inputs", "images", "previous_input_messages", "query", "queries",
-    "documents", "items", "text_1", "text_2", "data_1", "data_2", "data", "audio", "videos",
+# Where endpoints have content. Source: the request models of vLLM 0.32.
+CONTENT_FIELDS: Final = frozenset(
+    ("messages", "system", "input", "inputs", "images", "previous_input_messages", "query", "queries")
+    + ("documents", "items", "text_1", "text_2", "data_1", "data_2", "data", "audio", "videos")
 )  # fmt: skip
 MEDIA_LISTS: Final = frozenset({"images", "audio", "videos"})  # of addresses
+# Of these endpoints only some of those fields have content.
 _CARRIERS: Final[Mapping[Endpoint, frozenset[str]]] = {
     # Their `documents` are plain texts for the template.
     Endpoint.CHAT: frozenset({"messages"}),
@@ -44,8 +45,6 @@ _CARRIERS: Final[Mapping[Endpoint, frozenset[str]]] = {
     Endpoint.COMPLETIONS: frozenset(),
     Endpoint.DECISIONS: MEDIA_LISTS,
 }
-_ANY: Final = frozenset(_ALL)
-CONTENT_FIELDS: Final = _ANY
 
 # Parts whose tokens their own bytes bound: OpenAI chat, Responses and Anthropic names together.
 _TEXT_PARTS: Final = frozenset(
@@ -98,7 +97,7 @@ _MESSAGES: Final = msgspec.json.Decoder(list[_Message])
 
 def has_content(endpoint: Endpoint, field: str) -> bool:
     """Whether a field of an endpoint holds messages, inputs or documents."""
-    return field in _CARRIERS.get(endpoint, _ANY)
+    return field in _CARRIERS.get(endpoint, CONTENT_FIELDS)
 
 
 def scan(field: str, raw: Raw, facts: Found) -> bool:
@@ -127,7 +126,8 @@ def scan(field: str, raw: Raw, facts: Found) -> bool:
 def _messages(path: str, raw: Raw, facts: Found, depth: int = 0) -> bool:
     data = bytes(raw)
     if len(data) <= CHECKED_BYTES and data.count(b'"content"') > data.count(b"{"):
-        _check_names(raw, path)
+        with suppress(msgspec.DecodeError):
+            objects_once(raw, path)
     if path == "messages" and data.find(b"[", 1) < 0 and data.find(b"{") > 0:
         return True  # no list but the first, so no parts: nothing to decode
     try:
@@ -142,11 +142,6 @@ def _messages(path: str, raw: Raw, facts: Found, depth: int = 0) -> bool:
         if len(output):
             plain = _content(output, f"{path}[{index}].output", facts, 0) and plain
     return plain
-
-
-def _check_names(raw: Raw, path: str) -> None:
-    with suppress(msgspec.DecodeError):
-        objects_once(raw, path)
 
 
 def _mixed(path: str, raw: Raw, facts: Found, depth: int) -> bool:
@@ -312,13 +307,13 @@ def _address(raw: Raw, path: str, facts: Found) -> None:
 
 def _address_text(raw: Raw, path: str, facts: Found) -> None:
     first = begins(raw)
-    if first == _NULL or bytes(memoryview(raw)[:6]) == b'"data:':
-        if first != _NULL:
-            facts.note(media_fact(Media.DATA, path))
+    if first == _NULL:
         return
     if first != _QUOTE:
         raise wrong_type(path, "expected an address as text")
-    facts.note(media_fact(kind_of_address(_TEXT.decode(raw)), path))
+    inline = bytes(memoryview(raw)[:6]) == b'"data:'  # not decoded: it may have megabytes
+    kind = Media.DATA if inline else kind_of_address(_TEXT.decode(raw))
+    facts.note(media_fact(kind, path))
 
 
 def _type_of(part: Mapping[str, Raw], path: str) -> str | None:

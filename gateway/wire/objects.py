@@ -125,6 +125,11 @@ def too_deep(field: str | None = None) -> RequestError:
     )
 
 
+def not_utf8() -> RequestError:
+    """Return the refusal of a body in another encoding."""
+    return RequestError("The body must be JSON in UTF-8.", code="invalid_json")
+
+
 def wrong_type(path: str, why: str) -> RequestError:
     """Return the refusal of a value of the wrong type, by its place in the body."""
     return RequestError(f"`{path}` has the wrong type: {why}.", param=path, code="invalid_type")

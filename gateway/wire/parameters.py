@@ -8,7 +8,7 @@ decides. What passes, passes byte for byte.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from gateway.core.asked import Fact, Media, Overrides, UnknownFields
@@ -36,7 +36,6 @@ class Policy:
     denied: Mapping[str, str]  # further top-level fields, and the setting that denies each
     media: tuple[Media, str]
     unknown_fields: tuple[UnknownFields, str]
-    denied_names: frozenset[str] = field(default=frozenset())
 
 
 def effective(layers: Sequence[tuple[str, Overrides]]) -> Policy:
@@ -65,7 +64,7 @@ def effective(layers: Sequence[tuple[str, Overrides]]) -> Policy:
             media = (said.media, f"{path}.media")
         if said.unknown_fields is not None:
             unknown = (said.unknown_fields, f"{path}.unknown_fields")
-    return Policy(rulings, denied, media, unknown, frozenset(denied))
+    return Policy(rulings, denied, media, unknown)
 
 
 def _default(row: Row) -> float:
@@ -85,9 +84,9 @@ def judge(call: Call, policy: Policy) -> None:
     Raises:
         RequestError: 400; names the field, the limit and the setting that decides.
     """
-    if policy.denied_names:
+    if policy.denied:
         for name in _names_of(call):
-            if name in policy.denied_names:
+            if name in policy.denied:
                 raise _unsupported(name, f"`{policy.denied[name]}` refuses it")
     for fact in call.asked.facts:
         if fact.row == "media":

@@ -103,7 +103,7 @@ class _Reader:
     def _quantifier(self) -> tuple[float, float]:
         """Read what follows an atom: how often it comes, least and most."""
         sign = self.text[self.at : self.at + 1]
-        if sign in ("*", "+", "?") and sign:
+        if sign in ("*", "+", "?"):
             self.at += 1
             low, high = {"*": (0.0, _MANY), "+": (1.0, _MANY), "?": (0.0, 1.0)}[sign]
         elif found := _COUNT.match(self.text, self.at):
@@ -115,6 +115,6 @@ class _Reader:
         after = self.text[self.at : self.at + 1]
         if after == "?":
             self.at += 1  # lazy
-        elif after in ("+", "*") and after:
+        elif after in ("+", "*"):
             raise _Unfit("possessive and doubled repetitions are not accepted")
         return low, high

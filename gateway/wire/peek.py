@@ -18,7 +18,14 @@ from msgspec import Raw
 
 from gateway.core.errors import RequestError
 from gateway.wire.lax import MAX_ITEMS, MOST, NotReadable, lax_bool, lax_ids, lax_int
-from gateway.wire.objects import decode_or_none, fields_once, is_given, too_deep, wrong_type
+from gateway.wire.objects import (
+    decode_or_none,
+    fields_once,
+    is_given,
+    not_utf8,
+    too_deep,
+    wrong_type,
+)
 
 # Larger ones mean nothing, and some fit no float. The lax readers take the same.
 Integer = Annotated[int, msgspec.Meta(ge=-MOST, le=MOST)]
@@ -74,7 +81,7 @@ def take_apart(body: bytes) -> dict[str, Raw]:
     except msgspec.ValidationError as error:
         raise _refusal(str(error)) from None
     except UnicodeDecodeError:
-        raise RequestError("The body must be JSON in UTF-8.", code="invalid_json") from None
+        raise not_utf8() from None
     except msgspec.DecodeError as error:
         raise RequestError(_malformed(body, str(error)), code="invalid_json") from None
 

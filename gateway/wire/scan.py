@@ -23,7 +23,7 @@ from typing import Final
 import msgspec
 
 from gateway.core.errors import RequestError
-from gateway.wire.objects import MAX_DEPTH, too_deep
+from gateway.wire.objects import MAX_DEPTH, not_utf8, too_deep
 from gateway.wire.tally import Ids, Tally
 
 MAX_SCALAR_BYTES: Final = 1024  # Python reads no integer of more than 4,300 digits
@@ -303,11 +303,6 @@ def _name_of(text: bytes) -> str | None:
         return msgspec.json.decode(text, type=str)
     except msgspec.DecodeError:
         return None
-
-
-def not_utf8() -> RequestError:
-    """Return the refusal of a body in another encoding."""
-    return RequestError("The body must be JSON in UTF-8.", code="invalid_json")
 
 
 def _malformed(why: str) -> RequestError:

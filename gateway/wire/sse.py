@@ -1,4 +1,4 @@
-"""Token streams on the wire: looked on at frame by frame, passed on as the same bytes.
+"""Token streams on the wire: judged frame by frame, passed on as the same bytes.
 
 A stream is a success only if it says so itself: every choice got a good finish reason, or the
 dialect's terminal event came. `[DONE]` alone proves nothing: vLLM sends it after an error frame and
@@ -8,10 +8,10 @@ after requests it aborted. So a stream that is no success gets one error frame b
       |--anything else--> whole frames --judged one by one-> same, changed or dropped frame
       `--half a frame---> held back (64 KiB; beyond that passed on, judged by its two ends)
 
-Without `include_usage` vLLM puts `system_fingerprint` on the chunks with a finish reason, else on the
-usage chunk. Where that one is hidden, the last chunk with a finish reason waits for it (vLLM writes
-both at once) and gets its fingerprint. A usage before all choices have finished waits for what follows:
-before `[DONE]` it counts what broke off.
+Two chunks wait for the one behind them. vLLM puts `system_fingerprint` on the usage chunk, and without
+`include_usage` on the chunks with a finish reason. So where the client gets no usage chunk, the last finish
+reason waits for it and takes its fingerprint. A usage chunk that comes before all choices have finished counts
+a reply that broke off, if `[DONE]` follows: another backend may go on with it (`resume.stream`).
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ from msgspec import Raw
 
 from gateway.core.errors import ReplyTooLarge
 from gateway.core.types import Dialect, Usage
-from gateway.wire import frames
 from gateway.wire.chunks import Shape
 from gateway.wire.frames import (
+    ANY,
+    CHUNK,
+    DELTA,
+    EVENT,
     OPENAI,
+    STARTED,
     Event,
+    Response,
     error_frame,
-    json_aborted,
     json_usage,
     usage_told,
 )
 from gateway.wire.objects import decode_or_none, is_given
 from gateway.wire.replies import Fault, upstream_fault
-
-__all__ = ["DONE", "HEARTBEAT", "StreamWatch", "error_frame", "json_aborted", "json_usage"]
 
 HEARTBEAT: Final = b": keep-alive\n\n"
 HOLD_BYTES: Final = 64 * 1024
@@ -75,10 +77,12 @@ class StreamWatch:
     """One stream. Its output and verdict depend on the bytes only, not on how they were cut.
 
     `complete`: it was a success. `failed`: why it was not, `error_frame`, `abort` or `truncated`.
-    `fault`: what the client was told of it, for a reply that can still have a status of its own.
+    `fault`: the error that the client reads of it, for a reply that can still have a status of its own.
     """
 
-    cut: Fault | None = None  # where another backend may go on: see `resume.stream`
+    cut: Fault | None = (
+        None  # why it broke off, where another backend may go on: see `resume.stream`
+    )
     excess: ReplyTooLarge | None = None  # never: a stream may be as long as its client reads it
 
     __slots__ = (
@@ -94,9 +98,11 @@ class StreamWatch:
         self.failed: str | None = None
         self.fault: Fault | None = None
         self.usage: Usage | None = None
-        self.began: Usage | None = None  # of the prompt, where a dialect tells it at the start
+        self.began: Usage | None = (
+            None  # tokens of the prompt, where the dialect tells them at the start
+        )
         self.events = 0
-        self.shape = Shape()  # of ordinary frames: who fits need not be fed, only counted
+        self.shape = Shape()  # of ordinary frames: one that fits is counted, and not fed
         self._dialect = dialect
         self._openai = dialect in OPENAI
         self._mark, self._lines = _ORDINARY[dialect]
@@ -116,7 +122,7 @@ class StreamWatch:
         self._recent = b""  # frames not looked at for their sequence number
 
     def ends_here(self) -> None:
-        """Let what breaks it off be its end."""
+        """Have it end where it breaks off: no other backend goes on."""
 
     @property
     def answering(self) -> bool:
@@ -129,7 +135,7 @@ class StreamWatch:
         return self._long is None and not self.ended
 
     def by_sight(self, data: bytes) -> bytes | None:
-        """Return a read that only holds more tokens, and count them; None: feed it."""
+        """Count the tokens of a read that holds nothing else, and return it; None: feed it."""
         if self.shape.fits(data):
             self.events += 1
             return data
@@ -164,7 +170,7 @@ class StreamWatch:
         return self._feed_slowly(data)
 
     def _only_tokens(self, data: bytes) -> bool:
-        """Whether these bytes are whole frames that only carry tokens; they are counted then."""
+        """Whether these bytes are whole frames that only carry tokens. If so, count those."""
         if self._openai and data.endswith(DONE):
             return False
         lines = data.count(b"\n")
@@ -180,8 +186,8 @@ class StreamWatch:
         self._recent = data
         return True
 
-    # Ordinary frames are searched, not parsed. Who looks different is judged, so a wrong no costs
-    # time only. `rfind`, because it is three times as fast as `in` on frames of this size.
+    # Ordinary frames are searched, not parsed. Any other is parsed, so to miss an ordinary one costs time only.
+    # `rfind` is three times as fast as `in` on frames of this size.
 
     @staticmethod
     def _is_token(frame: bytes) -> bool:
@@ -213,10 +219,7 @@ class StreamWatch:
         return rest + self.broken(CUT_SHORT)
 
     def broken(self, fault: Fault) -> bytes:
-        """Take note that the stream broke off; return the ending that tells why.
-
-        Of a stream that had said everything only the missing end is added.
-        """
+        """Take note that the stream broke off; return the ending that tells why, or only ends what was complete."""
         self._carry = b""
         cut = b"\n\n" if self._long is not None and not self.ended else b""
         return cut + self._end(fault)
@@ -278,7 +281,7 @@ class StreamWatch:
             field = line.partition(b":")[0]
             if field == b"data":
                 payload.append(line[5:].removeprefix(b" "))
-            if field not in (b"id", b"retry"):  # they change how clients reconnect, and break some
+            if field not in (b"id", b"retry"):  # these change how clients reconnect, and break some
                 kept.append(line)
         if len(kept) != len(lines):
             frame = b"\n".join(kept) + b"\n\n"
@@ -293,11 +296,11 @@ class StreamWatch:
         if len(payload) <= _DONE_BYTES and payload.strip() == b"[DONE]":
             return self._end(CUT_SHORT, done=True)
         held, self._held = self._held, b""
-        chunk = decode_or_none(frames.CHUNK, payload)
+        chunk = decode_or_none(CHUNK, payload)
         if chunk is None:
             return held + frame
         if (chunk.error and is_given(chunk.error)) or chunk.object == "error":
-            return held + self._tell_backends(payload)
+            return held + self._backends_error(payload)
         counts = is_given(chunk.usage)
         if counts:
             self.usage = usage_told(chunk.usage) or self.usage
@@ -315,11 +318,11 @@ class StreamWatch:
         return held + frame
 
     def _judge_event(self, frame: bytes, payload: bytes) -> bytes:
-        event = decode_or_none(frames.EVENT, payload)
+        event = decode_or_none(EVENT, payload)
         if event is None:
             return frame
         if event.is_error:
-            return self._tell_backends(payload)
+            return self._backends_error(payload)
         if self._dialect is _RESPONSES:
             return self._judge_response(frame, event)
         return self._judge_message(frame, event)
@@ -330,7 +333,7 @@ class StreamWatch:
         if event.type.endswith(".delta"):
             self.events += 1
         elif event.type in ("response.completed", "response.incomplete"):
-            answer = event.response or frames.Response()
+            answer = event.response or Response()
             self.usage = usage_told(answer.usage) or self.usage
             self._aborted = answer.status in ("cancelled", "failed")
             if self._aborted:
@@ -344,10 +347,10 @@ class StreamWatch:
         if event.type == "content_block_delta":
             self.events += 1
         elif event.type == "message_start" and is_given(event.message):
-            started = decode_or_none(frames.STARTED, event.message)
+            started = decode_or_none(STARTED, event.message)
             self.began = None if started is None else usage_told(started.usage)
         elif event.type == "message_delta":
-            delta = decode_or_none(frames.DELTA, event.delta) if is_given(event.delta) else None
+            delta = decode_or_none(DELTA, event.delta) if is_given(event.delta) else None
             self._aborted = delta is not None and delta.stop_reason is None
             self.usage = usage_told(event.usage, self.began) or self.usage
         elif event.type == "message_stop":
@@ -398,8 +401,8 @@ class StreamWatch:
         self.ended = True
         return out + DONE if self._openai else out
 
-    def _tell_backends(self, payload: bytes) -> bytes:
-        """Put the backend's own error frame into the client's form; only the first is told."""
+    def _backends_error(self, payload: bytes) -> bytes:
+        """Return the backend's own error frame in the client's form; nothing for any after the first."""
         if self.failed is not None:
             return b""
         fault = upstream_fault(200, payload, self._dialect)
@@ -434,4 +437,4 @@ def _stamped(frame: bytes, fingerprint: Raw) -> bytes:
 def is_whole(frame: bytes) -> bool:
     """Whether a last frame, its blank line missing, is complete all the same."""
     json = frame[frame.find(b"data:") + 5 :].strip()
-    return json == b"[DONE]" or (json != b"" and decode_or_none(frames.ANY, json) is not None)
+    return json == b"[DONE]" or (json != b"" and decode_or_none(ANY, json) is not None)

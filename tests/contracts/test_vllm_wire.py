@@ -14,9 +14,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core.types import Dialect, Endpoint, ServedModel, Usage, UsageSource
+from gateway.wire.frames import json_aborted, json_usage
 from gateway.wire.metricspage import parse_metrics
 from gateway.wire.replies import Fault, normalise_upstream_error
-from gateway.wire.sse import StreamWatch, json_aborted, json_usage
+from gateway.wire.sse import StreamWatch
 from gateway.wire.vllm import parse_models, parse_openapi_endpoints, parse_tokenize
 
 DATA = Path(__file__).parents[1] / "data" / "vllm-0.32"

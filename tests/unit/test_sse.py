@@ -7,9 +7,9 @@ import json
 import pytest
 
 from gateway.core.types import Dialect, Usage, UsageSource
-from gateway.wire.frames import whole_answer
+from gateway.wire.frames import json_aborted, json_usage, whole_answer
 from gateway.wire.replies import Fault
-from gateway.wire.sse import HEARTBEAT, HOLD_BYTES, StreamWatch, json_aborted, json_usage
+from gateway.wire.sse import HEARTBEAT, HOLD_BYTES, StreamWatch
 
 DONE = b"data: [DONE]\n\n"
 USAGE = {"prompt_tokens": 5, "total_tokens": 8, "completion_tokens": 3}
