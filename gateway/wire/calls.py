@@ -199,7 +199,7 @@ def form_call(spec: EndpointSpec, form: FormReader, body: bytes, content_type: b
 
 
 def named(call: Call, route: Route) -> Call:
-    """Return a call whose body names no model with the one that it leads to."""
+    """Return a call whose body names no model, with the name of the model that it leads to."""
     return structs.replace(call, model=route.requested, unnamed=True)
 
 
@@ -247,9 +247,9 @@ def upstream_body(
 
 
 def _lengthened(call: Call, *, usage: bool, ids: bool) -> bytes | None:
-    """Return a small body with fields that it has not, behind its own; None where it may have them.
+    """Return a small body with further fields behind its own; None where it may have one of them already.
 
-    A name that is written with escapes is not seen here; of two the engine takes the last.
+    A name that is written with escapes is not found here; of two equal names the engine takes the last.
     """
     body = call.body
     if call.places is not None or not call.model or call.unnamed or not body.endswith(b"}"):
@@ -329,7 +329,7 @@ def _encoded(value: object) -> Raw:
 
 
 def _with_usage(options: Raw) -> Raw:
-    """Ask for the final usage chunk, but not for usage on every chunk, which hangs on it."""
+    """Return stream options that ask for the usage chunk at the end, but not for usage on every chunk."""
     fields = fields_of(options) if is_given(options) else {}
     fields.pop("continuous_usage_stats", None)
     fields["include_usage"] = Raw(b"true")

@@ -37,8 +37,9 @@ LINES: Final = tuple(b"%x\r\n" % held_bytes for held_bytes in range(MAX_CHUNK + 
 
 
 def inside(data: bytes) -> bytes:
-    """Return what the chunk holds that `data` is, from its first to its last byte; empty: it is not
-    one, or one that only the parser reads, as the last, one of 4 KiB or one with extensions.
+    """Return what a chunk holds, if `data` is one whole chunk and nothing else; else nothing.
+
+    Nothing, too, of a chunk that only the parser reads: the last one, one of 4 KiB, one with extensions.
     """
     size = len(data)
     line = SIZE_LINES[size] if size < MAX_CHUNK else b""
@@ -47,17 +48,16 @@ def inside(data: bytes) -> bytes:
 
 
 def framed(data: bytes) -> bytes:
-    """Return one chunk that holds these bytes, of which there must be some."""
+    """Return one chunk that holds these bytes; there must be some, for an empty chunk is the last one."""
     size = len(data)
     line = LINES[size] if size < MAX_CHUNK else b"%x\r\n" % size
     return b"".join((line, data, b"\r\n"))  # half the time of `%`
 
 
 def unframed(data: bytes) -> tuple[bytes, bool] | None:
-    """Return what the chunks hold that `data` is, and whether the last chunk of the body is among them.
+    """Return what whole chunks hold, and whether the last chunk of the body is among them.
 
-    None: it is anything else than whole chunks without extensions, or trailers follow: only the parser
-    reads that.
+    None if `data` is anything else, or has extensions or trailers, which only the parser reads.
     """
     lines = data.split(b"\r\n")  # what chunks hold has line feeds alone
     if lines.pop() or len(lines) % 2:

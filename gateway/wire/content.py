@@ -46,7 +46,7 @@ _CARRIERS: Final[Mapping[Endpoint, frozenset[str]]] = {
     Endpoint.DECISIONS: MEDIA_LISTS,
 }
 
-# Parts whose tokens their own bytes bound: OpenAI chat, Responses and Anthropic names together.
+# Parts that have no more tokens than bytes: the names of OpenAI's chats, Responses and Anthropic together.
 _TEXT_PARTS: Final = frozenset(
     {
         "text",
@@ -229,7 +229,9 @@ def _part(part: Mapping[str, Raw], path: str, facts: Found, depth: int) -> bool:
             _added_tool(raw, place, facts)
         else:
             plain = _inner(name, raw, place, facts, depth) and plain
-    if not plain and facts.media == media:  # else they are inside, with texts beside them
+    if (
+        not plain and facts.media == media
+    ):  # media inside it were counted, without the text beside them
         facts.add_medium(part)
     return plain
 

@@ -23,8 +23,8 @@ MAX_PARTS: Final = 128
 MAX_PART_HEAD_BYTES: Final = 8 * 1024
 MAX_FIELD_BYTES: Final = 64 * 1024
 
-# Source: RFC 2046 5.1.1 (boundary characters, at most 70), RFC 9110 5.6.6 (parameters)
-# Of two boundaries a backend might read the other one.
+# Source: RFC 2046 5.1.1 (boundary characters, at most 70), RFC 9110 5.6.6 (parameters). There may be one boundary:
+# of two, a backend might read the other.
 _PARAMETERS: Final = (
     rb"""(?:\s*;\s*(?!boundary\s*=)[\w!#$%&'*+.^`|~-]+=(?:[\w!#$%&'*+.^`|~-]+|"[^"\\]*")){0,4}"""
 )
@@ -39,7 +39,7 @@ _DISPOSITION: Final = re.compile(
     rb'form-data\s*;\s*name=(?:"([^"\\\r\n]{1,128})"|([A-Za-z0-9_.-]{1,128}))((?:\s*;\s*filename\*?=(?:"(?:[^"\\\r\n]|\\.)*"|[^\s;"]+))*)\s*',
     re.IGNORECASE,
 )
-_SINGLE: Final = frozenset({"model", "stream"})  # what we act on; lists of others are legal
+_SINGLE: Final = frozenset({"model", "stream"})  # the gateway acts on these; others may repeat
 
 
 class _At(Enum):

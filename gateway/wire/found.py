@@ -1,4 +1,4 @@
-"""What is found in the content of a body: facts that the policy limits, and how much of it is media."""
+"""What is found in the content of a body: facts that the policy judges, and how much of it is media."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.core.asked import Fact
 
 
 class Found(list[Fact]):
-    """Facts; and of the parts that are no text, how many they are, and their bytes."""
+    """Facts; and how many parts are no text, with their bytes."""
 
     __slots__ = ("media", "media_bytes")
 
@@ -29,7 +29,7 @@ class Found(list[Fact]):
         self.media_bytes += size
 
     def add(self, fact: Fact) -> None:
-        """Note a fact on top of what another says of the same row."""
+        """Add a fact to the one of the same row, if there is one."""
         for index, each in enumerate(self):
             if each.row == fact.row:
                 self[index] = Fact(fact.row, each.value + fact.value, fact.path)
@@ -37,6 +37,6 @@ class Found(list[Fact]):
         self.append(fact)
 
     def note(self, fact: Fact) -> None:
-        """Note a fact unless one says as much: of a thousand images the worst address counts."""
+        """Note a fact unless one of the same row says as much: of a thousand images the worst address counts."""
         if not any(each.row == fact.row and each.value >= fact.value for each in self):
             self.append(fact)

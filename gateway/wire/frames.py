@@ -145,14 +145,14 @@ def json_usage(body: bytes) -> Usage | None:
 
     Quotes inside JSON strings are escaped, so only a real key can match.
     """
-    last = _USAGE_OBJECT.match(body, max(0, body.rfind(b'"usage"')))  # nearly always the one
+    last = _USAGE_OBJECT.match(body, max(0, body.rfind(b'"usage"')))  # nearly always it is there
     if last is not None and (told := usage_told(last[1])) is not None:
         return told
     return next(filter(None, map(usage_told, reversed(_USAGE_OBJECT.findall(body)))), None)
 
 
 def whole_answer(body: bytes) -> tuple[bool, Usage | None]:
-    """Judge a chat or completions reply with status 200: was it aborted by the engine, and its usage."""
+    """Return whether the engine aborted a chat or completions reply with status 200, and its usage."""
     answer = decode_or_none(COMPLETED, body)
     if answer is None:  # an abort, or not as expected; what matters may still be found
         return json_aborted(body), json_usage(body)
@@ -164,7 +164,7 @@ def whole_answer(body: bytes) -> tuple[bool, Usage | None]:
 
 
 def whole_event_answer(body: bytes, dialect: Dialect) -> tuple[bool, Usage | None]:
-    """Judge a Responses or Anthropic reply with status 200 likewise: vLLM marks an abort in each its way."""
+    """Return the same of a Responses or Anthropic reply, in each of which vLLM marks an abort in another way."""
     answer = decode_or_none(WHOLE, body)
     if answer is None:
         return False, json_usage(body)
@@ -185,7 +185,7 @@ def json_aborted(body: bytes) -> bool:
 def usage_told(raw: bytes | Raw, before: Usage | None = None) -> Usage | None:
     """Return what a usage object counts; `before` lends a prompt count that was told earlier.
 
-    None: there is no prompt count, or one that can be none.
+    None if it has no prompt count, or a count that cannot be true.
     """
     usage: UsageObject | None = decode_or_none(USAGE, raw)
     if usage is None:
@@ -204,7 +204,7 @@ def usage_told(raw: bytes | Raw, before: Usage | None = None) -> Usage | None:
 
 
 def _believed(prompt: int, made: int, cached: int | None) -> Usage | None:
-    """Return counts that a backend told; None where one can be none: limits and bills go by them."""
+    """Return the counts that a backend told; None if they cannot be true: limits and bills go by them."""
     if cached is not None:
         if cached < 0:
             return None

@@ -41,7 +41,7 @@ class BlockStored(msgspec.Struct, tag=True, tag_field="type", gc=False):
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     locality: str | None = None
-    tells_keys: bool = True  # ours: not of an engine that is too old to tell `extra_keys`
+    tells_keys: bool = True  # set here: False if the engine is too old to tell `extra_keys`
 
 
 class BlockRemoved(msgspec.Struct, tag=True, tag_field="type", gc=False):

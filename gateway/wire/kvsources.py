@@ -47,7 +47,7 @@ def parse_sources(page: bytes, host: str | None) -> dict[int, Source] | None:
 def source_of(config: Mapping[str, Any], host: str | None, rank: int = 0) -> Source | None:
     """Return the source that a `--kv-events-config` makes; None when it makes none that can be reached.
 
-    With a rank, the ports are those of that rank; what a server tells of its ranks is so already.
+    The rank is added to the ports. In what a server tells of each rank, that is done already.
     """
     publisher = config.get("publisher") or "zmq"
     if config.get("enable_kv_cache_events") is not True or publisher != "zmq":

@@ -21,7 +21,7 @@ from gateway.wire.scan import BodyScan
 from gateway.wire.small import SMALL_BODY_BYTES
 from gateway.wire.tally import Ids
 
-_NO_INTEGER: Final = (b".", b'"', b"t", b"f", b"e", b"E")
+_NO_INTEGER: Final = (b".", b'"', b"t", b"f", b"e", b"E")  # in no list of plain integers
 
 
 def completed(call: Call, scan: BodyScan) -> Call:
@@ -42,7 +42,7 @@ def completed(call: Call, scan: BodyScan) -> Call:
         ids, ratio = _counted(scan.ids.get(field), ids, ratio)
     if text_bytes is not None:
         text_bytes += left_out + TOOLS_GROWTH * min(left_out, scan.size("tools"))
-        if likely_bytes is not None:  # beside media it is they that are cut, mostly
+        if likely_bytes is not None:  # what is cut is mostly media, where there are any
             likely_bytes += left_out
     return structs.replace(
         call,

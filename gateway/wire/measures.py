@@ -131,7 +131,7 @@ class Measure:
         if value is None:
             return  # of no type that vLLM takes
         least, most = RANGES[name]
-        if not least <= value <= most:  # nor if it is not a number
+        if not least <= value <= most:  # true of NaN, too
             raise RequestError(
                 f"`{name}` must be between {least:g} and {most:.10g}.",
                 param=name,
@@ -159,7 +159,7 @@ class Measure:
             return
         try:
             self.note(name, float(len(_PLAIN_IDS.decode(raw))), name)
-            return  # all of them are as they should be
+            return  # each is a valid token id
         except msgspec.ValidationError:
             items = items_of(raw)
         self.note(name, float(len(items)), name)
@@ -316,11 +316,11 @@ _GIVEN_READERS: Final[dict[str, _Reader]] = {
 }
 _READERS: Final[dict[str, _Reader]] = {
     **{name: _unless_null(reader) for name, reader in _GIVEN_READERS.items()},
-    # In most bodies, so without a call in between: they take null for what it is.
+    # These are in most bodies, so they have no `_unless_null` around them: they see to null themselves.
     **dict.fromkeys(RANGES, Measure._range),
     "tools": Measure._tools,
 }
-SIZED_FIELDS: Final = frozenset(_READERS)  # how long their values are may matter
+SIZED_FIELDS: Final = frozenset(_READERS)  # whose length may matter
 
 
 def _looks(endpoint: Endpoint) -> tuple[frozenset[str], dict[str, _Reader], frozenset[str]]:

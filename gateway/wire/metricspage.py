@@ -49,8 +49,8 @@ _PROGRESS: Final = (
     "prompt_tokens_total",
     "iteration_tokens_total_count",
 )
-# What steps move that make no token: a partial prefill counts in none of the above. The usage of the
-# cache is compared for itself, and so is the time of the adapters' gauge, which every step sets.
+# What a step moves even if it makes no token: a partial prefill counts in none of the above. The usage of the
+# cache is compared by itself. The time of the adapters' gauge, which every step sets, is added to these.
 # Source: vLLM 0.32 v1/metrics/loggers.py, PrometheusStatLogger.record.
 _STEPS: Final = (
     "prefix_cache_queries_total",

@@ -1,10 +1,10 @@
 """JSON objects taken apart once: every value keeps its bytes, and no key comes twice.
 
-The decoder keeps the last of two equal keys, as vLLM does; another reader may keep the first. That
-none was dropped is told by arithmetic: what is left accounts for every byte of an object that is
-written without spaces, as the SDKs do. Of one with the spaces of Python's json it has to account for
-all but those; a body can be made so that it does and a name comes twice all the same, and then engine
-and gateway read the same value. Other objects are gone through name by name.
+The decoder keeps the last of two equal keys, as vLLM does; another reader may keep the first. Arithmetic
+shows that it dropped none: names and values account for every byte of an object that is written without
+spaces, as the SDKs do, or for all but the spaces of Python's json. A body can be made so that this adds
+up though a name comes twice; engine and gateway then read the same value. Any other object is gone
+through name by name.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def fields_once(raw: bytes | Raw, path: str = "") -> dict[str, Raw]:
 
 
 def objects_once(raw: Raw, path: str) -> list[dict[str, Raw]]:
-    """Take a list of objects apart, likewise.
+    """Take a list of objects apart in each of which names come once. `path` is where it is in the body.
 
     Raises:
         RequestError: 400; a name comes twice in one of them, or they are nested too deeply.
@@ -147,7 +147,7 @@ def _texts_bytes(objects: list[dict[str, Raw]]) -> int:
 
 
 def _check_names(data: bytes, fields: dict[str, Raw], path: str) -> None:
-    """Go through the object's text name by name; each value is one we hold, or was dropped."""
+    """Refuse an object in whose text a name comes twice; `fields` has the last value of each name."""
     if not fields:
         return  # nothing but space between the braces
     seen: set[str] = set()

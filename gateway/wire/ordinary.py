@@ -1,9 +1,9 @@
 """Ordinary bodies: one typed decoding proves that nothing in them has to be measured.
 
 An ordinary body has usual fields only, of their plain types and within their ranges, and all of its
-content is text, in strings or in parts. Of all that the policy limits its tools alone. What types cannot
-say is checked beside: names that come twice, and how deep tools are nested. A short chat without tools,
-which most are, is read in one go (`short_chat`).
+content is text, in strings or in parts. Of all that the policy limits, it may have tools alone. What types
+cannot say is checked beside: names that come twice, and how deep tools are nested. Most bodies are short
+chats without tools, which are read in one go (`short_chat`).
 
 This is a shortcut, never a judgement: a body that is not ordinary is measured field by field. A test
 holds that both say the same of every ordinary body.
@@ -78,7 +78,7 @@ def ordinary(endpoint: Endpoint, body: bytes, fields: Mapping[str, Raw]) -> Ordi
         return None
     if endpoint is Endpoint.COMPLETIONS:
         return Ordinary(seen, len(prompt), NOTHING_ASKED)
-    # Messages that take all of their bytes again were all of them: no name in them was dropped.
+    # No name in the messages was dropped if they have as many bytes once they are written again.
     accounted = not long and len(msgspec.json.encode(seen.messages)) == len(prompt)
     if not accounted and _may_repeat(prompt, seen.messages):
         return None
@@ -103,7 +103,7 @@ def _may_repeat(raw: Raw, messages: list[_Message]) -> bool:
 
 
 def _without_text(endpoint: Endpoint, body: bytes, fields: Mapping[str, Raw]) -> bytes:
-    """Return a long body without its prompt, where it is surely text: so that it is not read again."""
+    """Return a long body without its prompt where that is surely text, which need not be decoded."""
     if endpoint is Endpoint.COMPLETIONS:
         prompt = fields["prompt"]
         return msgspec.json.encode({**fields, "prompt": ""}) if begins(prompt) == _QUOTE else body

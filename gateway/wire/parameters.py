@@ -111,7 +111,7 @@ _MEDIA_ORDER: Final = tuple(Media)
 
 
 def media_fact(kind: Media, path: str) -> Fact:
-    """Note an address of media; judged by the setting `media`."""
+    """Return the fact that media have such an address, which the setting `media` judges."""
     return Fact("media", float(_MEDIA_ORDER.index(kind)), path)
 
 

@@ -1,4 +1,4 @@
-"""The typed look at a JSON body: which fields are read, and how wrong ones are told.
+"""The typed look at a JSON body: which fields are read, and how wrong ones are refused.
 
 Fields of their plain types are decoded at once. Only where that fails they are read one by one, as
 laxly as vLLM reads them.

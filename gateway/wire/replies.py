@@ -1,4 +1,4 @@
-"""Replies on the wire: errors in the form clients know, backends' errors too; model lists.
+"""Replies on the wire: errors, those of backends too, in the form that clients know; model lists.
 
 Every error has the four keys and a string code; on the Anthropic endpoints it has Anthropic's form.
 Source: openai-openapi ErrorResponse and Error; Anthropic API reference, "Errors".
@@ -81,8 +81,8 @@ def error_headers(error: GatewayError, *, retried: bool = False) -> list[tuple[b
     elif isinstance(error, BackendTimeout | TookTooLong | TooManyFailedKeys) or (
         isinstance(error, RateLimited) and (error.retry_after_s or _LONG_S) >= _LONG_S
     ):
-        # The backend may still be at it; a wrong key stays wrong; what is too large never fits, and
-        # SDKs do not wait as long as a day's limit takes.
+        # The backend may still work on it; a wrong key stays wrong; what is too large never fits; and SDKs do
+        # not wait for a limit of a day.
         headers.append((b"x-should-retry", b"false"))
     return headers
 
@@ -142,6 +142,7 @@ _TOO_LONG: Final = {
 
 
 def _in_words_of(dialect: Dialect, fault: Fault) -> Fault:
+    """Return a fault with the words by which a dialect's clients see that their prompt is too long."""
     words = _TOO_LONG.get(dialect, ())
     by_prompt = fault.code == CONTEXT_CODE and fault.param not in _LIMITING_PARAMS
     lacking = by_prompt and words and not any(each in fault.message for each in words)
@@ -175,8 +176,8 @@ _CONTEXT_LENGTH: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """What could be read from a backend's error."""
+class _BackendError:
+    """What a backend's error says, as far as it could be read."""
 
     message: str = ""
     param: str | None = None
@@ -204,19 +205,19 @@ def upstream_fault(status: int, body: bytes, dialect: Dialect) -> Fault:
 
     `status` 200 means an error frame inside a stream: the status is then the frame's own code.
     """
-    told = _read(body)
+    error = _read(body)
     if status == 200:
-        status = told.code if isinstance(told.code, int) and 400 <= told.code < 600 else 500
-    message = clean(told.message, MAX_REFUSAL_CHARS if status < 500 else MAX_MESSAGE_CHARS)
+        status = error.code if isinstance(error.code, int) and 400 <= error.code < 600 else 500
+    message = clean(error.message, MAX_REFUSAL_CHARS if status < 500 else MAX_MESSAGE_CHARS)
     window = _CONTEXT_LENGTH.search(message)
     if status < 500 and window is not None:
-        return _context_fault(message, window, told.param, dialect)
-    if status in (401, 403) and not told.is_route_error:
+        return _context_fault(message, window, error.param, dialect)
+    if status in (401, 403) and not error.is_route_error:
         words = "The backend rejected the gateway's own key. The operator of this gateway must fix this."
         return Fault(502, "server_error", "backend_error", words)
     if 400 <= status < 500 or status == 501:
         lacking = status != 404 and lacks_endpoint(status, body)
-        return _caller_fault(status, told, message, lacking=lacking)
+        return _caller_fault(status, error, message, lacking=lacking)
     if status == 503:
         words = message or "The backend is overloaded. Please try again later."
         return Fault(503, "service_unavailable_error", "server_is_overloaded", words)
@@ -254,45 +255,45 @@ def lacks_endpoint(status: int, body: bytes) -> bool:
     return status == 405 or (status == 404 and _NO_MODEL not in message)
 
 
-def _caller_fault(status: int, told: _Told, message: str, *, lacking: bool) -> Fault:
-    """A fault of the request: it would fail on every backend alike."""
+def _caller_fault(status: int, error: _BackendError, message: str, *, lacking: bool) -> Fault:
+    """Return the fault of a request that would fail on every backend alike."""
     kind = "invalid_request_error"
-    if told.is_route_error or lacking:
+    if error.is_route_error or lacking:
         words = "This model's backends do not serve this endpoint."
         return Fault(404, kind, "endpoint_not_supported", words)
     if status == 404:
-        code = "model_not_found" if told.param in ("model", None) else "not_found"
-        return Fault(404, kind, code, message or "Not found.", told.param)
+        code = "model_not_found" if error.param in ("model", None) else "not_found"
+        return Fault(404, kind, code, message or "Not found.", error.param)
     if status == 429:
         words = message or "Rate limit reached. Please try again later."
         return Fault(429, "requests", "rate_limit_exceeded", words)
     if status == 413:
         return Fault(413, kind, "request_too_large", message or "The body is too large.")
-    code = told.code if isinstance(told.code, str) and told.code else "invalid_request"
+    code = error.code if isinstance(error.code, str) and error.code else "invalid_request"
     words = (
         message or f"The backend refused the request (HTTP {status}) without a readable message."
     )
-    return Fault(400, kind, code, words, told.param)  # 422 too: clients know 400
+    return Fault(400, kind, code, words, error.param)  # 422 too: clients know 400
 
 
-def _read(body: bytes) -> _Told:
+def _read(body: bytes) -> _BackendError:
     """Read vLLM's envelope, the flat form before 0.10, a bare string, or a `detail`."""
     try:
         parsed = msgspec.json.decode(body) if len(body) <= MAX_READ_BYTES else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
-        return _Told()
+        return _BackendError()
     error = parsed.get("error")
     if isinstance(error, str):
-        return _Told(message=error)
+        return _BackendError(message=error)
     if "detail" in parsed and error is None:
         detail = parsed["detail"]
         known = detail in ("Not Found", "Method Not Allowed")
-        return _Told(message=_as_text(detail), is_route_error=known)
+        return _BackendError(message=_as_text(detail), is_route_error=known)
     source: dict[str, Any] = error if isinstance(error, dict) else parsed
     code = source.get("code")
-    return _Told(
+    return _BackendError(
         message=_as_text(source.get("message")),
         param=_field(source.get("param")),
         code=code if isinstance(code, str | int) and not isinstance(code, bool) else None,
@@ -324,9 +325,7 @@ def model_entry(
     status: str,
     created: int,
 ) -> dict[str, object]:
-    """Describe one model; its context window under every name that clients look for.
-
-    `created` is in seconds since the epoch.
+    """Describe one model, `created` so many seconds after the epoch; its window has all names that clients look for.
 
     Source: vLLM and Cline read `max_model_len`; OpenRouter and opencode `context_length`.
     """

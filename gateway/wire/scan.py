@@ -236,6 +236,7 @@ class BodyScan:
         return False
 
     def _whole_text(self, start: int, end: int) -> None:
+        """Take a string; of a long one the skim gets the beginning."""
         body = self.body
         is_late = len(self._skim) >= LATE_SKIM_BYTES
         kept = LATE_TEXT_BYTES if is_late else KEPT_TEXT_BYTES
@@ -257,6 +258,7 @@ class BodyScan:
             self._named = True
 
     def _run_of_integers(self, start: int, end: int) -> None:
+        """Take integers of a list, each with its comma; of many token ids the skim gets the first."""
         body = self.body
         self._tally.add_integers(body.count(b",", start, end), self._stack)
         if self._tally.may_hold_ids and end - start > _KEPT_INTEGERS_BYTES:
@@ -290,6 +292,7 @@ class BodyScan:
         self._tally.field, self._named = None, False
 
     def _leave_out(self, start: int, end: int, instead: bytes) -> None:
+        """Have the skim hold something else in place of a part of the body."""
         self._skim += self.body[self._copied : start]
         self._skim += instead
         self._copied = end

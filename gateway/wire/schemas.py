@@ -94,7 +94,7 @@ def may_be_strict(tools: Raw) -> bool:
     data = bytes(tools)
     if data.find(b'"strict"') >= 0:
         return True
-    if data.find(b"\\u006") < 0 and data.find(b"\\u007") < 0:  # as nearly always: letters of ASCII
+    if data.find(b"\\u006") < 0 and data.find(b"\\u007") < 0:  # no escape of a letter
         return False
     return _STRICT.search(data) is not None
 

@@ -39,7 +39,7 @@ def is_small(body: bytes) -> bool:
 
 
 def most_containers(values: Iterable[Raw]) -> int:
-    """Return how many objects and lists any one of these values has; so many levels at most."""
+    """Return the most objects and lists that any one of these values has: it has no more levels than that."""
     brackets = _DIVIDER.join(values).translate(None, _NOT_OPENING_NOR_DIVIDER)
     return max(map(len, brackets.split(_DIVIDER)))
 
@@ -79,8 +79,8 @@ def _is_deeper(raw: Raw, most: int) -> bool:
         if begins(raw) == _LIST and most_containers(items_of(raw)) < most:
             return False
     except RequestError:
-        return True  # it is too deep for the decoder even
-    if b"\\" in value:  # no quote that is left is within a string
+        return True  # it is too deep even for the decoder
+    if b"\\" in value:  # each quote that is left begins or ends a string
         value = value.replace(b"\\\\", b"").replace(b'\\"', b"")
     nested = value.translate(_ALL_ALIKE, _NO_STRUCTURE)
     outside = nested.replace(b'""', b"")  # a string without brackets is two quotes by now

@@ -80,9 +80,7 @@ class StreamWatch:
     `fault`: the error that the client reads of it, for a reply that can still have a status of its own.
     """
 
-    cut: Fault | None = (
-        None  # why it broke off, where another backend may go on: see `resume.stream`
-    )
+    cut: Fault | None = None  # why it broke off, where another backend may go on
     excess: ReplyTooLarge | None = None  # never: a stream may be as long as its client reads it
 
     __slots__ = (
@@ -98,9 +96,7 @@ class StreamWatch:
         self.failed: str | None = None
         self.fault: Fault | None = None
         self.usage: Usage | None = None
-        self.began: Usage | None = (
-            None  # tokens of the prompt, where the dialect tells them at the start
-        )
+        self.began: Usage | None = None  # the prompt's tokens, if they are told at the start
         self.events = 0
         self.shape = Shape()  # of ordinary frames: one that fits is counted, and not fed
         self._dialect = dialect

@@ -18,16 +18,16 @@ MAX_INTEGERS: Final = 4 << 20
 # Of long strings in fields whose size the parameter policy judges; it lets tools have 1 MiB.
 MAX_WHOLE_BYTES: Final = 4 << 20
 
-WHOLE: Final = SIZED_FIELDS - CONTENT_FIELDS - {"prompt"}  # those fields
+WHOLE: Final = SIZED_FIELDS - CONTENT_FIELDS - {"prompt"}  # the policy judges their sizes
 MAY_HOLD_IDS: Final = frozenset({"prompt", "input", "tokens"})
 _LIST: Final = ord("[")
 
 
 class Ids(msgspec.Struct):
-    """The token ids of one field."""
+    """How many token ids one field has."""
 
-    own: int = 0  # that stand in the field's list itself
-    inner: list[int] = []  # in each list in it
+    own: int = 0  # in the field's list itself
+    inner: list[int] = []  # in each list within that list
 
 
 class Tally:

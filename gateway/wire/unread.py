@@ -23,7 +23,7 @@ _MOST_MARKS: Final = 8  # the API takes four
 def without_billing(written: bytes) -> bytes:
     """Return a system prompt, or messages that begin with one, as JSON and without the line for billing.
 
-    What does not have it is returned itself, and told by its first `HEAD_BYTES`.
+    Without that line in its first `HEAD_BYTES`, the same object is returned.
     """
     if written.find(_BILLING, 0, HEAD_BYTES) < 0:
         return written

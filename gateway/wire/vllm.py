@@ -64,7 +64,7 @@ def parse_models(body: bytes) -> tuple[ServedModel, ...]:
 
 
 def _window(model: _Model) -> int | None:
-    """Return its context window; what is told as none, or as less, is not known."""
+    """Return a model's context window; None if its server tells none, or one that is not above 0."""
     told = model.max_model_len
     return told if told is not None and told > 0 else None
 
@@ -224,9 +224,9 @@ def cut_tokens(call: Call) -> int | None:
 
     A cut to the engine's own window (-1) is none: it is not known here. Media are not cut.
     """
-    told = call.text_bytes is not None or call.prompt_token_ids is not None
+    measured = call.text_bytes is not None or call.prompt_token_ids is not None
     field = _CUT_FIELD.get(call.endpoint)
-    if field is None or not told:
+    if field is None or not measured:
         return None
     asked = fields_at_hand(call).get(field, Raw())
     try:
