@@ -3,7 +3,7 @@
     bound    free: says yes when the bytes alone prove it, and nothing otherwise
     settle   with the counted prompt: yes, no, or yes with less output
     unsettled  when nobody could count: the backend decides, where the window is its own
-    unjudged  while nobody serves who could: it is judged once it was let in
+    unjudged  while no backend serves that could count it: it is judged after it was admitted
 
 Bytes can prove that a prompt fits, since no tokenizer makes more tokens than there are bytes. They
 cannot prove that it does not: a body may hold what never reaches the prompt, and a chat template

@@ -29,9 +29,9 @@ from gateway.wire.objects import fields_of, is_given
 
 log = logging.getLogger("gateway.counting")
 
-Told = TypeVar("Told")
+Answer = TypeVar("Answer")
 
-_MOST_ASKED: Final = 3  # backends, one after the other, of which each may be the next that fails
+_MOST_ASKED: Final = 3  # backends, one after the other: where one failed, the next may fail too
 
 # Flags by which the engine takes another tokenizer or writes prompts in another way than the folder
 # says, or reads its flags from elsewhere (vLLM 0.32).
@@ -159,7 +159,7 @@ class PromptCounters:
 
         Cancel: nothing is held.
         """
-        return await self._told(route, backends, partial(ids.tokens_of, text=text))
+        return await self._first_answer(route, backends, partial(ids.tokens_of, text=text))
 
     async def prompt_ids(
         self, call: Call, prompt_tokens: int | None, route: Route, backends: Sequence[Backend]
@@ -168,7 +168,7 @@ class PromptCounters:
 
         Cancel: nothing is held.
         """
-        return await self._told(
+        return await self._first_answer(
             route, backends, partial(ids.prompt_ids, call=call, prompt_tokens=prompt_tokens)
         )
 
@@ -188,17 +188,17 @@ class PromptCounters:
         asker, name = self._counter(backend).asker, backend.served_name(route)
         return await ids.read_ids(asker, call, name, salt)
 
-    async def _told(
+    async def _first_answer(
         self,
         route: Route,
         backends: Sequence[Backend],
-        ask: Callable[[Asker, str], Awaitable[Told | None]],
-    ) -> Told | None:
-        """Return what the first backend tells that tells anything; the least busy one is asked first."""
+        ask: Callable[[Asker, str], Awaitable[Answer | None]],
+    ) -> Answer | None:
+        """Return the answer of the first backend that has one; the least busy one is asked first."""
         for asked in _able(backends, route)[:_MOST_ASKED]:
-            told = await ask(self._counter(asked).asker, asked.served_name(route))
-            if told is not None:
-                return told
+            answer = await ask(self._counter(asked).asker, asked.served_name(route))
+            if answer is not None:
+                return answer
         return None
 
     async def tokenizer_info(self, backend: Backend) -> bytes:
@@ -235,7 +235,7 @@ def _without_tools(chat: Call) -> Call | None:
 
 
 def _able(backends: Sequence[Backend], route: Route) -> list[Backend]:
-    """Return those that can tell, the least busy one first: a vLLM, which has the adapter if there is one."""
+    """Return the backends to ask, the least busy first: each is a vLLM that has the route's adapter, if any."""
     name = route.adapter
     able = [each for each in backends if not each.plain and (name is None or name in each.models)]
     return sorted(able, key=lambda each: each.in_flight)
@@ -252,7 +252,7 @@ def _stamp(folder: Path) -> list[object]:
 
 
 def _found_counter(name: str, folder: Path, deadline_s: float) -> LocalCounter | None:
-    """Return the counter of a tokenizer that nobody configured; one that cannot be used is told and left."""
+    """Return the counter of a tokenizer that nobody configured; None, with a warning, if it cannot be used."""
     try:
         return LocalCounter(folder, deadline_s=deadline_s)
     except ConfigError as error:

@@ -43,10 +43,10 @@ class Tokens(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """The token ids of a prompt, and the fields of the chat by which its template was told of an effort."""
+    """The token ids of a prompt, and the fields of its chat that tell the template how much to reason."""
 
     ids: list[int]
-    told: dict[str, Raw]
+    effort: dict[str, Raw]
 
 
 _UNKNOWN: Final = Prompt([], {})
@@ -65,7 +65,7 @@ class _Response(msgspec.Struct):
     input_messages: list[_RawMessage]
 
 
-_TOLD: Final = ("chat_template_kwargs", "reasoning_effort")
+_EFFORT: Final = ("chat_template_kwargs", "reasoning_effort")
 _TOKENIZED: Final = msgspec.json.Decoder(_Tokenized)
 _RESPONSE: Final = msgspec.json.Decoder(_Response)
 
@@ -101,8 +101,8 @@ async def prompt_ids(
 ) -> Prompt | None:
     """Return the ids of the prompt of a Messages call; None when the backend does not tell.
 
-    It is asked about the chats that the request may become. Those of which the prompt has so many tokens have
-    to be the same one: else there are no ids. Nothing proves that another chat would not have as many.
+    It is asked about each chat that the request may become. Those whose prompts have `prompt_tokens` tokens must
+    all have the same ids; if they do not, there are none. It is not proven that no other chat has as many.
     Cancel: the request is dropped.
     """
     found, place, chats = _UNKNOWN, 0, 1
@@ -123,26 +123,26 @@ async def prompt_ids(
 
 
 def _to_tokenize(call: Call, served_model: str, place: int) -> tuple[int, dict[str, Raw], bytes]:
-    """Return how many chats a call may become, what the template of the one at a place is told, and the question."""
+    """Return how many chats a call may become; of the one at a place, its `Prompt.effort` and the question."""
     try:
         chats = chats_of_message(msgspec.json.decode(call.body, type=dict[str, Any]))
         chat = chats[place]
-        told: dict[str, Any] = {name: chat.pop(name) for name in _TOLD if name in chat}
-        chat["chat_template_kwargs"] = _kwargs(**told)
+        effort: dict[str, Any] = {name: chat.pop(name) for name in _EFFORT if name in chat}
+        chat["chat_template_kwargs"] = _kwargs(**effort)
     except (Unmodelled, msgspec.DecodeError, RecursionError, AttributeError, TypeError):
         return 0, {}, b""
     body = msgspec.json.encode(chat)
     asked = structs.replace(call, endpoint=Endpoint.CHAT, body=body, fields=None, places=None)
     question = tokenize_request(asked, served_model)
     assert question is not None  # it is a chat
-    fields = {name: Raw(msgspec.json.encode(value)) for name, value in told.items()}
+    fields = {name: Raw(msgspec.json.encode(value)) for name, value in effort.items()}
     return len(chats), fields, question
 
 
 def _kwargs(
     chat_template_kwargs: dict[str, Any] | None = None, reasoning_effort: str | None = None
 ) -> dict[str, Any]:
-    """Return what vLLM makes of both for the template; `/tokenize` takes it so only."""
+    """Return the template's variables that vLLM makes of both; `/tokenize` takes nothing else."""
     given = chat_template_kwargs or {}
     if reasoning_effort is None:
         return given

@@ -1,4 +1,4 @@
-"""What a Messages or Responses request offers to its model, as the chat has it that goes on with its stream.
+"""The tools of a Messages or Responses request, in the fields of the chat that goes on with its stream.
 
 Source: vLLM 0.32, `entrypoints/anthropic/serving.py` and `openai/responses/utils.py`.
 """
@@ -27,7 +27,7 @@ _SHOWN: Final = ("function", "custom", "namespace")
 
 
 async def offers_of(call: Call) -> dict[str, Raw] | None:
-    """Return the fields of a chat that offer the same tools, and tell its parser the same; None: nobody knows them.
+    """Return the chat's fields with the same tools, and the same for its parser; None: they are not known.
 
     Cancel: nothing is held.
     """

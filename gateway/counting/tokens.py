@@ -95,7 +95,8 @@ class LocalCounter:
             [each for each in special.values() if self._tokenizer.token_to_id(each) is None]
         )
         self._templates = templates(folder, config, special)
-        self._known = not any(folder.glob("consolidated*.safetensors"))  # else Mistral's own
+        # vLLM takes Mistral's own tokenizer for a model in Mistral's form.
+        self._known = not any(folder.glob("consolidated*.safetensors"))
         self._deadline_s = deadline_s
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="tokenizer")
         self._pending: set[Future[Any]] = set()
@@ -181,9 +182,6 @@ class LocalCounter:
             floor = self._floor(text, window_tokens)
             if floor > window_tokens:
                 return floor
-        return self._encoded(text, adds_special)
-
-    def _encoded(self, text: str, adds_special: bool) -> int:
         return len(self._ids(text, adds_special))
 
     def _ids(self, text: str, adds_special: bool) -> list[int]:
@@ -196,7 +194,7 @@ class LocalCounter:
             raise Unmodelled("text that is not Unicode") from error
 
     def _floor(self, text: str, window_tokens: int) -> int:
-        """Return tokens that a text has at least; more than the window if it is clearly longer.
+        """Return how many tokens a text has at least; more than the window if it is clearly longer.
 
         Slices are counted only as long as they promise to exceed the window, so that refusing the
         longest prompts costs no more than counting one that fits.
@@ -204,7 +202,7 @@ class LocalCounter:
         tokens = end = 0
         while True:
             part = text[end : end + SLICE_CHARS]
-            tokens += self._encoded(part, adds_special=False) - _CUT_TOKENS
+            tokens += len(self._ids(part, adds_special=False)) - _CUT_TOKENS
             end += SLICE_CHARS
             if tokens > window_tokens or tokens / end * len(text) < 1.5 * window_tokens:
                 return tokens
@@ -254,9 +252,11 @@ class BackendCounter:
         path = "/v1/messages/count_tokens" if of_messages else "/tokenize"
         if time.monotonic() < self._absent_until.get(path, 0.0):
             return None
-        body = await off_loop(call, partial(tokenize_request, call, served_model))
+        body: bytes | None
         if of_messages:
             body = upstream_body(call, served_model=served_model, inject_usage=False)
+        else:
+            body = await off_loop(call, partial(tokenize_request, call, served_model))
         if body is None:
             return None
         status, reply = await self.asker.post(path, body, timeout_s=self._deadline_s)

@@ -230,7 +230,7 @@ class Measuring:
             )
             if told is not None:
                 prompt = told.ids
-                stream.render_with(told.told)
+                stream.render_with(told.effort)
         elif said is not None and prompt is None:
             reader = min(able, key=lambda each: each.in_flight)
             salt = settings.salt(ask) if ask.route.tenants_apart else None

@@ -912,7 +912,7 @@ def test_a_template_is_told_of_efforts_as_vllm_tells_it(more, told):
     assert found.ids == [4, 5]
     kwargs = [body.get("chat_template_kwargs", {}) for _, body in asker.asked]
     assert [(each.get("reasoning_effort"), each.get("enable_thinking")) for each in kwargs] == told
-    first = {name: json.loads(bytes(raw)) for name, raw in found.told.items()}
+    first = {name: json.loads(bytes(raw)) for name, raw in found.effort.items()}
     assert first.get("reasoning_effort") == told[0][0]
     assert first.get("chat_template_kwargs") == more.get("chat_template_kwargs")
 
