@@ -113,7 +113,7 @@ class Budget:
         self._under_way: Counter[str] = Counter()  # by pool
 
     def begin(self, request: object, pool: str, active: int) -> bool:
-        """Count another attempt of a request if it may be made, with so many requests in flight in its pool."""
+        """Count another attempt of a request and return True, if its pool with `active` requests may have one more."""
         self.end(request)
         allowed = max(BUDGET_FLOOR, int(BUDGET_RATIO * active))
         if self.under_way(pool) >= allowed:

@@ -76,7 +76,7 @@ class BackendConnections:
         self._keep_alive_s = keep_alive_s
         self._rest_s = rest_s
         self._ssl = ssl.create_default_context() if backend.tls else None
-        # Both by the end of their last reply, the earliest first; they may hold lost ones until seen.
+        # Both in the order in which their last replies ended. A lost connection stays until somebody looks.
         self._resting: deque[Connection] = deque()
         self._idle: list[Connection] = []
         self._reuses = True
@@ -189,8 +189,7 @@ class BackendConnections:
         """Make a connection.
 
         Raises:
-            ConnectFailed: there is none within `connect_s`, or it is lost already, of which nobody would
-                tell again; what it was raised from tells why.
+            ConnectFailed: there is none within `connect_s`, or it was lost as it was made; its cause says why.
         Cancel: nothing is left open.
         """
         self.connecting += 1
@@ -233,7 +232,7 @@ class BackendConnections:
                     lambda: kind(self._on_free, self._on_closed), path
                 )
             except BlockingIOError:  # its backlog is full: connect(2), EAGAIN
-                await asyncio.sleep(_BACKLOG_S)  # nobody tells when there is room
+                await asyncio.sleep(_BACKLOG_S)  # no event tells when there is room
             else:
                 return connection
 
@@ -282,12 +281,11 @@ class Client:
         self._connect_s = connect_s
         self._keep_alive_s = keep_alive_s
         self._backends: dict[str, BackendConnections] = {}
-        self._leaving: list[
-            BackendConnections
-        ] = []  # of backends that are gone, until they are idle
+        # Of backends that are gone, until no request is left.
+        self._leaving: list[BackendConnections] = []
 
     def connections(self, backend: Backend) -> BackendConnections:
-        """The connections of `backend`; a reload that moved it to another address starts afresh."""
+        """Return the connections of `backend`: new ones, once a reload has moved it to another address."""
         found = self._backends.get(backend.id)
         if found is None or found.backend is not backend:
             if found is not None:
@@ -318,7 +316,7 @@ class Client:
             end_held(found.backend, found.busy, time.monotonic())
 
     def waits(self) -> Iterator[tuple[Backend, Waits]]:
-        """Tell of each backend what its requests wait for; after `tick`."""
+        """Go through the backends, with what the requests of each wait for; right after `tick`."""
         return ((each.backend, each.waits()) for each in self._all())
 
     def close(self) -> None:
@@ -329,11 +327,9 @@ class Client:
                 connection.abort()
 
     def open_connections(self) -> tuple[int, int]:
-        """(busy, idle), for the metrics and the leak tests."""
-        all_connections = self._all()
-        return sum(len(each.busy) for each in all_connections), sum(
-            each.idle for each in all_connections
-        )
+        """Return how many connections carry a request, and how many are idle."""
+        every = self._all()
+        return sum(len(each.busy) for each in every), sum(each.idle for each in every)
 
     def _all(self) -> tuple[BackendConnections, ...]:
         return (*self._backends.values(), *self._leaving)

@@ -83,8 +83,9 @@ class Connection(Reading, asyncio.Protocol):
         )
 
     def is_fit(self) -> bool:
-        """Whether it may carry another request: nothing is there to be read, neither bytes that
-        nobody asked for nor the end. A system call of 0.3 us.
+        """Whether it may carry another request: there are no bytes to read that nobody asked for, and no end.
+
+        This is a system call of 0.3 us.
         """
         transport, socket = self._transport, self._socket
         if self.state is not IDLE or transport is None or transport.is_closing():
@@ -123,7 +124,7 @@ class Connection(Reading, asyncio.Protocol):
         try:
             return await waiter
         except asyncio.CancelledError:
-            # A whole reply that was not taken any more has freed the connection: it may be another's.
+            # A whole reply, which nobody takes now, has freed the connection: it may carry another request.
             if waiter.cancelled() or waiter.exception() or waiter.result().connection is not None:
                 self.abort()
             raise
@@ -131,7 +132,7 @@ class Connection(Reading, asyncio.Protocol):
     def attach(self, sink: Sink) -> None:
         """Give the streamed body to `sink`, what has already come first."""
         self._sink = sink
-        self._resume()
+        self.resume()
         self._deliver()
 
     def pause(self) -> None:
@@ -139,11 +140,10 @@ class Connection(Reading, asyncio.Protocol):
         if self._transport is not None and self.state is STREAM:
             self._transport.pause_reading()
 
-    def _resume(self) -> None:
+    def resume(self) -> None:
+        """Read on."""
         if self._transport is not None and self.state is STREAM:
             self._transport.resume_reading()
-
-    resume = _resume
 
     def abort(self) -> None:
         """Close at once; the backend sees the connection go and stops working for it."""
@@ -154,12 +154,12 @@ class Connection(Reading, asyncio.Protocol):
             self._transport.abort()
 
     def end(self, error: UpstreamError) -> None:
-        """End the request that it carries, if it carries one, with an error of its backend's."""
+        """End the request that it carries, if any, with an error of its backend."""
         if self.state not in (IDLE, CLOSED):
             self._fail(error)
 
     def tick(self, now: float) -> None:
-        """Check for how long a reply that is collected has not grown, or pass the tick on to the sink."""
+        """Check for how long the reply has not grown; of a streamed one the sink does that."""
         if self._sink is not None:
             self._sink.on_tick(now)
         elif self.state in (HEAD, COLLECT):

@@ -29,7 +29,7 @@ _USUAL_HEAD: Final = re.compile(
     rb"HTTP/1\.1 200 OK\r\ndate: [ -~]{29}\r\nserver: uvicorn\r\ncontent-length: (\d{1,9})\r\n"
     rb"content-type: application/json\r\n(?:(?:vary|x-request-id): [!-~]{1,200}\r\n)*\r\n"
 )
-_USUAL_HEADERS: Final = {b"content-type": b"application/json"}  # what of it anybody asks for
+_USUAL_HEADERS: Final = {b"content-type": b"application/json"}  # nobody asks for the others
 
 # Likewise of a stream. Its last line says that the body comes in chunks, so the connection is kept.
 _USUAL_STREAM: Final = re.compile(
@@ -59,9 +59,9 @@ class UsualHead(msgspec.Struct, frozen=True, gc=False):
 
 
 def usual_head(data: bytes) -> UsualHead | None:
-    """Return the head that a whole reply begins with, if it is one as vLLM writes it.
+    """Return the head of a whole reply as vLLM writes it; None for any other reply, which is to be parsed.
 
-    What it is not is to be parsed. To read it in one go takes a third of the parser's time.
+    This takes a third of the parser's time.
     """
     head = _USUAL_HEAD.match(data)
     if head is None or len(data) - head.end() != int(head[1]):
@@ -135,7 +135,7 @@ class Reading:
         parser = self._parser
         assert parser is not None
         found = self._found
-        if self.state is STREAM:  # known by sight, and read now for what follows
+        if self.state is STREAM:  # it was known by sight; the parser needs it for what follows
             found.clear()
             return
         headers = {name.lower(): value for name, value in found.items()}

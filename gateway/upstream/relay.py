@@ -34,7 +34,7 @@ from gateway.wire.replies import Fault, fault_of
 from gateway.wire.sse import HEARTBEAT, IN_ORDER
 
 TICK_S: Final = 0.5  # how often on_tick comes; all times below are good to about that
-_TOLD_AS_IT_IS: Final = (BackendTimeout, BackendDown, StreamMoved)
+_TOLD_AS_THEY_ARE: Final = (BackendTimeout, BackendDown, StreamMoved)
 _FRAMINGS: Final = frozenset({b"transfer-encoding", b"content-length"})
 _LAST_CHUNK_S: Final = 1.0  # what a backend has to end the body, after the stream's last frame
 
@@ -72,8 +72,8 @@ class Relay:
     """One reply on its way. Owned by the handler; `Connection` and the client's protocol call in."""
 
     __slots__ = (
-        "_beaten_at", "_begun", "_blocked_since", "_by_sight", "_client", "_connection", "_done", "_error", "_events",
-        "_loop", "_on_first_token", "_refuses", "_reply", "leaves", "silence", "watch",
+        "_beaten_at", "_begun", "_by_sight", "_client", "_connection", "_done", "_error", "_events", "_loop",
+        "_on_first_token", "_refuses", "_reply", "blocked_since", "leaves", "silence", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -96,15 +96,16 @@ class Relay:
         self._reply = reply
         self._connection = reply.connection  # as long as it is ours
         self._client = client
-        self._begun = client.answering  # what fails before may be answered in another way
+        self._begun = client.answering  # until then, a failure may be answered in another way
         self._error: GatewayError | None = None
-        self._events = watch.events  # of a rest: what was said before
+        self._events = watch.events  # until the last tick; the rest of a stream begins with some
         assert reply.connection is not None
         self._loop = reply.connection.loop
         self._done: asyncio.Future[None] = self._loop.create_future()
         self.silence = reply.connection.silence
         self._beaten_at = now  # when the client last got anything, to half a second
-        self._blocked_since: float | None = None
+        # Since when the client has not read what is ready for it, by the loop's clock; None: it reads.
+        self.blocked_since: float | None = None
 
     async def run(self) -> GatewayError | None:
         """Relay until the stream has ended; None, or why it did not end well.
@@ -140,14 +141,12 @@ class Relay:
         self._note_first_token()
 
     def on_chunk(self, chunk: bytes) -> bool:
-        """Pass on a read as it is framed when it is just more tokens, or what it holds when it is one
-        chunk; False: it is to be parsed.
-        """
+        """Pass on a read that is nothing but more tokens, or exactly one chunk; False: it is to be parsed."""
         client = self._client
-        if client.takes_chunks and (told := self._by_sight(chunk)) is not None:
-            client.bytes_out += len(told)
+        if client.takes_chunks and (passed := self._by_sight(chunk)) is not None:
+            client.bytes_out += len(passed)
             write = client.write_chunk  # a method that is looked up as one would cost twice as much
-            write(told)
+            write(passed)
             return True
         frame = inside(chunk)
         if not frame:
@@ -159,7 +158,7 @@ class Relay:
         return True
 
     def _pass_on(self, frame: bytes, chunk: bytes) -> None:
-        """Pass on a frame that is one chunk: as it is framed, where nothing of it changes."""
+        """Pass on a frame that is one chunk: the chunk itself, where nothing of the frame changes."""
         out, client = self.watch.feed(frame), self._client
         if out is frame and client.takes_chunks:
             client.bytes_out += len(chunk)
@@ -181,7 +180,7 @@ class Relay:
         if error is not None:
             self._stop(error)
             return False
-        if watch.between_frames and is_comment(out):  # that is no answer
+        if watch.between_frames and is_comment(out):  # a comment is no answer
             self._client.beat(self._reply, out)
             return True
         self._begun = True
@@ -201,24 +200,19 @@ class Relay:
         self._connection = None  # it carries another's request by the time this task wakes
         rest = (self.watch.feed(data) if data else b"") + self.watch.close()
         self._note_first_token()
-        watch, said = self.watch, "the stream ended before it was complete"
-        self._finish(rest, None if watch.complete else watch.excess or self._broke(said))
+        watch, why = self.watch, "the stream ended before it was complete"
+        self._finish(rest, None if watch.complete else watch.excess or self._broke(why))
 
     def on_lost(self, error: UpstreamError) -> None:
         """Tell the client in its own protocol that the backend broke off."""
         self._break(error)
 
-    @property
-    def blocked_since(self) -> float | None:
-        """Since when the client has not read what is ready for it, by the loop's clock; None: it reads."""
-        return self._blocked_since
-
     def on_tick(self, now: float) -> None:
         """Enforce silence limits and send heart-beats. Work for others excuses no silence behind a finish reason."""
         silence = self.silence
         patience = silence.patience
-        if self._blocked_since is not None:
-            if now - self._blocked_since >= patience.client_write_s:
+        if self.blocked_since is not None:
+            if now - self.blocked_since >= patience.client_write_s:
                 self._stop(
                     ClientStalled(f"the client did not read for {patience.client_write_s:.0f} s")
                 )
@@ -247,16 +241,16 @@ class Relay:
 
     def pause(self) -> None:
         """Stop reading from the backend: the client's buffer is full, or the stream is about to leave."""
-        if self._blocked_since is None:
-            self._blocked_since = self._loop.time()
+        if self.blocked_since is None:
+            self.blocked_since = self._loop.time()
             self.silence.suspend()
             if self._connection is not None:
                 self._connection.pause()
 
     def resume(self) -> None:
         """The client's buffer has drained."""
-        if self._blocked_since is not None:
-            self._blocked_since = None
+        if self.blocked_since is not None:
+            self.blocked_since = None
             self.silence.restart(self._loop.time())
             if self._connection is not None:
                 self._connection.resume()
@@ -276,7 +270,7 @@ class Relay:
     # --- inside -----------------------------------------------------------------------------------
 
     def _broke(self, message: str) -> StreamBroke:
-        # Without a length or chunks it ends with its connection, as with the server that crashes.
+        # A body without a length or chunks ends with its connection, also where the server crashes.
         framed = not _FRAMINGS.isdisjoint(self._reply.headers)
         error = StreamBroke(message)
         error.in_order = framed and self.watch.fault in IN_ORDER
@@ -290,13 +284,13 @@ class Relay:
         if not self._begun:
             self._stop(error)
             return
-        if isinstance(error, UpstreamError) and not isinstance(error, _TOLD_AS_IT_IS):
+        if isinstance(error, UpstreamError) and not isinstance(error, _TOLD_AS_THEY_ARE):
             error = self._broke(error.message)
         ending = self.watch.broken(fault_of(error))
         self._finish(ending, None if self.watch.complete else error)
 
     def _end_for_backend(self) -> None:
-        """All was said, and the body does not end: no reason to keep the client."""
+        """End a body whose stream has said all, and which its backend does not end."""
         if self._connection is not None:
             self._connection.abort()
         self.on_end(b"")

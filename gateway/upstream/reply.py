@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gateway.upstream.connection import Connection
 
 
-# What of a reply's head belongs to the answer; everything else says something about the inside.
+# The headers of a reply that belong to the answer; all others are about the backend.
 # `metadata` says what raw bytes of vectors are. Source: vLLM 0.32, entrypoints/pooling/utils.py; of
 # its other headers `endpoint-load-metrics` is sent only to who asks for it, which nobody can through us.
 PASSED_HEADERS: Final = (b"content-type", b"content-disposition", b"content-language", b"metadata")
@@ -48,7 +48,7 @@ class Reply(msgspec.Struct, frozen=True):
     headers: dict[bytes, bytes]
     body: bytes | None
     connection: Connection | None
-    # With status 200, and nothing else in its head: JSON if it is whole, else a stream of events.
+    # Its head has status 200 and a content type: that of JSON if it is whole, else of an event stream.
     is_usual: bool = False
 
     @property

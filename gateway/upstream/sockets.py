@@ -16,7 +16,7 @@ from typing import Any, Final
 from gateway.core.errors import ConnectFailed, NothingFree
 
 _LINUX: Final = sys.platform == "linux"
-_count: Final = array("i", [0])  # twice as fast as an answer made for each question
+_count: Final = array("i", [0])  # one for all calls: twice as fast as a new one for each
 _TIMED_OUT: Final = b"HTTP/1.1 408"
 # connect(2) and socket(2): what this machine lacks, whoever is at the other end.
 _NOTHING_FREE: Final = frozenset(
@@ -68,7 +68,7 @@ def says_timed_out(data: bytes) -> bool:
 
 
 def connect_failed(error: OSError | UnicodeError) -> ConnectFailed:
-    """Return what it means that no connection could be made: is it for want of something here?"""
+    """Return the error for a connection that could not be made: `NothingFree` if this machine lacks something."""
     if isinstance(error, OSError) and error.errno in _NOTHING_FREE:
         return NothingFree(
             f"the gateway could make no connection to the backend: {os.strerror(error.errno)}"

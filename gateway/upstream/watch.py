@@ -1,4 +1,4 @@
-"""Who looks on at a body while it is relayed."""
+"""What inspects a body while it is relayed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _BAD_WORDS: Final = (b"cancelled", b"failed", b"null")
 
 
 class Watch(Protocol):
-    """Who looks on at the body: `wire.sse.StreamWatch`, or `PlainWatch` for other bodies."""
+    """Inspects a body: `wire.sse.StreamWatch` that of a stream, `PlainWatch` any other."""
 
     began: Usage | None  # what the backend told of the prompt, when only that is known
     complete: bool
-    cut: Fault | None  # it broke off, the client was told nothing, and another backend may go on
+    cut: Fault | None  # why it broke off, if the client got no error and another backend may go on
     excess: ReplyTooLarge | None  # why no more of it is passed on
     failed: str | None
     fault: Fault | None
@@ -59,7 +59,7 @@ class Watch(Protocol):
         """The backend ended cleanly; return the rest."""
 
     def ends_here(self) -> None:
-        """Nobody else may go on when it breaks off now."""
+        """Have it end where it breaks off: no other backend goes on."""
 
     def broken(self, fault: Fault) -> bytes:
         """The stream breaks off; return an ending that says why, empty if none can be written."""
@@ -71,16 +71,16 @@ def is_comment(data: bytes) -> bool:
 
 
 class PlainWatch:
-    """Look on at a body that is no event stream and too large to be judged as a whole.
+    """Inspects a body that is no event stream and too large to be judged as a whole.
 
-    Everything is passed on, up to `most_bytes`; more is an `excess`. That the engine aborted it is said in its choices
-    (Chat, Completions), or near its end, where the usage is, too.
+    Everything is passed on, up to `most_bytes`; more is an `excess`. Whether the engine aborted it stands in its
+    choices (Chat, Completions), or near its end, where the usage is too.
     """
 
     _HEAD_BYTES: Final = 4096
     _TAIL_BYTES: Final = 4096
     between_frames: Final = False  # there are none
-    answering: Final = False  # what comes of one is an event
+    answering: Final = False  # each read is an event, which says so
     ended: Final = False  # only the body's own end tells
     cut: Fault | None = None
 
@@ -125,13 +125,13 @@ class PlainWatch:
     def close(self) -> bytes:
         """Judge the body, which is whole now."""
         last = _LAST_WORD.get(self._dialect)
-        said: list[bytes] = last.findall(self._tail) if last is not None else []
-        aborted = self._aborted or (bool(said) and said[-1] in _BAD_WORDS)
+        words: list[bytes] = last.findall(self._tail) if last is not None else []
+        aborted = self._aborted or (bool(words) and words[-1] in _BAD_WORDS)
         self.complete = not (aborted or self.excess)
         return b""
 
     def ends_here(self) -> None:
-        """It does in any case."""
+        """Do nothing: no other backend goes on with such a body."""
 
     def broken(self, fault: Fault) -> bytes:
         """A cut body has no ending that could say so."""
