@@ -57,7 +57,7 @@ class MessageTeller:
     def __init__(self) -> None:
         self.prompt_tokens: int | None = None
         self._usage: dict[str, Any] = {}
-        self._name = ""  # what the message is called
+        self._id = ""  # of the message
         self._block = ""  # the type of the block that is open
         self._index = 0  # its place, or that of the next one
         self._calls = False
@@ -110,7 +110,7 @@ class MessageTeller:
         return ""
 
     def _begin(self, message: Any) -> None:
-        usage, self._name = field_of(message, "usage"), str(field_of(message, "id"))
+        usage, self._id = field_of(message, "usage"), str(field_of(message, "id"))
         self._usage = usage if isinstance(usage, dict) else {}
         parts = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
         counts = [self._usage.get(name) or 0 for name in parts]
@@ -173,7 +173,7 @@ class MessageTeller:
 
     def _signed(self) -> bytes:
         """Return the signature of the open thought: as vLLM's, it means nothing and is told nowhere else."""
-        signature = uuid.uuid5(uuid.NAMESPACE_OID, self._name).hex
+        signature = uuid.uuid5(uuid.NAMESPACE_OID, self._id).hex
         return self._delta({"type": "signature_delta", "signature": signature})
 
 

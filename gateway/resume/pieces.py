@@ -100,8 +100,10 @@ def _in_bytes(text: str, ends: Sequence[int]) -> list[int]:
 
 
 def _byte_level(token: str) -> bytes | None:
-    found = [_BYTES.get(char) for char in token]
-    return None if None in found else bytes(each for each in found if each is not None)
+    try:
+        return bytes(_BYTES[char] for char in token)
+    except KeyError:
+        return None
 
 
 def _marked(token: str) -> bytes:

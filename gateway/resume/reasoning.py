@@ -28,7 +28,7 @@ _CLOSES: Final = {"<think>": "</think>", "<seed:think>": "</seed:think>", "[THIN
 
 
 def closing_mark(prompt_end: str) -> str | None:
-    """Return what ends the reasoning that a prompt which ends so begins; None: it begins none."""
+    """Return the mark that ends the reasoning which the end of a prompt begins; None: it begins none."""
     end = prompt_end.rstrip()
     return next((closes for opens, closes in _CLOSES.items() if end.endswith(opens)), None)
 

@@ -1,7 +1,7 @@
 """What is kept of a stream of Messages or Responses, so that another backend can go on with it. Pure.
 
 vLLM takes token ids on these endpoints, but tells none (0.32). So what is kept is the text, piece by
-piece, and how the reply is called. Once its backend fails, others are asked for the ids of the prompt
+piece, and the id of the reply. Once its backend fails, others are asked for the ids of the prompt
 and of the text (`ids_are`). The rest comes as a chat, and is told in the events of the stream. It may
 call tools; behind a call nobody goes on. A thought goes on as a thought; nobody goes on behind one.
 
@@ -58,25 +58,25 @@ class Recital:
         """
         self._shape = shape
         self._held_back = held_back_chars
-        self.left = ""  # of what is said again: it was shown before
+        self.left = ""  # what was shown before, and is still to be said again
         self.teller: Teller = MessageTeller() if dialect is Dialect.MESSAGES else ResponseTeller()
-        self.may_call = False  # who goes on may call tools
+        self.may_call = False  # the backend that goes on may call tools
         self.proven = True  # who writes now has told that its prompt is the right one
         # The backend that goes on reported another prompt, or sent something that is no plain text or too much.
         self.strayed = False
         self.lost = False  # too much was said, or what cannot be gone on with
         self._pieces = bytearray()  # JSON strings, with a comma after each
         self._unread = bytearray()  # whole frames
-        self._open = ""  # what comes before the first piece of who goes on, where text is held back
+        self._open = ""  # text before the next backend's first piece, where engines hold text back
         self._reached: Reached | None = None  # from where another backend can go on
         self._reached_at = 0  # where `_pieces` ended then
         # The ids that the current backend was started from; None while the first backend writes.
         self._given: Reached | None = None
-        self._told_tokens = 0  # of the reply, by the one that went on
-        self._behind_thought = False  # who goes on has written a thought to its end
+        self._told_tokens = 0  # of the reply, written by the backend that went on
+        self._behind_thought = False  # the backend that went on has ended a thought
         self._finish: Choice | None = None  # the last choice, until its end is told
         self.closes: int | None = None  # the token that ends a thought, where its prompt began one
-        self._awaits_mark = False  # who goes on told neither that yet nor more of the thought
+        self._awaits_mark = False  # the next backend has sent neither that nor more of the thought
         self._call: int | None = None  # the index of the tool call that began last
         self._arguments_bytes = 0  # of all calls
 

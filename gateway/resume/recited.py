@@ -42,7 +42,7 @@ _ENDS_THOUGHT: Final = ("\n\n", "\n", " ")
 
 
 class RecitedStream(TrailedStream):
-    """Looks on as a `TrailedStream` does. It leaves a drained backend once its ids are known.
+    """Judges as a `TrailedStream` does. It leaves a drained backend once its ids are known.
 
     The call that it is made with has all of its body. Without any nobody can go on.
     """
@@ -126,9 +126,9 @@ class RecitedStream(TrailedStream):
         return self.trail.thinks
 
     def offer(self, tools: dict[str, msgspec.Raw] | None) -> bool:
-        """Have who goes on offer these tools, as a chat has them; None: nobody knows what they are there.
+        """Have the backend that goes on offer these tools, as a chat has them; None: a chat's form is not known.
 
-        Return whether somebody does.
+        Return whether it is known.
         """
         if tools is None:
             self.barrier = Barrier.REQUEST
@@ -136,13 +136,13 @@ class RecitedStream(TrailedStream):
         self.offers, self.trail.may_call = self.offers | tools, "tools" in tools
         return True
 
-    def render_with(self, told: dict[str, msgspec.Raw]) -> None:
-        """Have who goes on tell its parser of reasoning what the prompt's template was told, in fields of a chat."""
-        self.offers = self.offers | told
+    def render_with(self, fields: dict[str, msgspec.Raw]) -> None:
+        """Have the next backend's parser get the fields that told the prompt's template how much to reason."""
+        self.offers = self.offers | fields
 
     @property
     def prompt_tokens(self) -> int | None:
-        """How many its prompt has, as the first backend told; None: it did not."""
+        """How many tokens its prompt has, as the first backend told; None: it did not."""
         return self.trail.teller.prompt_tokens
 
     def ids_are(
@@ -154,7 +154,7 @@ class RecitedStream(TrailedStream):
     ) -> bool:
         """Go on behind these ids, if they are proven, which is returned; `tokens` are the reply's as text.
 
-        `pieces` are what was shown as somebody was asked: its backend may have shown more since.
+        `pieces` are what was shown as the ids were asked for: the backend may have shown more since.
         """
         hidden = self.thinks and (self.trail.closes is None or self._may_be_forced(len(reply)))
         proven = not hidden and self.trail.ids_are(

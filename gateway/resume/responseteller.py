@@ -131,7 +131,7 @@ class ResponseTeller:
         """See `Teller`."""
         begun = b""
         if not self._item:
-            self._item = {"id": self._name("rs"), "summary": [], "type": "reasoning"}
+            self._item = {"id": self._new_id("rs"), "summary": [], "type": "reasoning"}
             self._item |= {"content": None, "encrypted_content": None, "status": "in_progress"}
             begun = self._event(
                 "output_item.added", item=self._item, output_index=len(self._output)
@@ -143,7 +143,7 @@ class ResponseTeller:
 
     def _announced(self) -> bytes:
         item = {
-            "id": self._name("msg"),
+            "id": self._new_id("msg"),
             "content": [],
             "role": "assistant",
             "status": "in_progress",
@@ -151,10 +151,10 @@ class ResponseTeller:
         self._item = item | {"type": "message", "phase": None}
         return self._event("output_item.added", item=self._item, output_index=len(self._output))
 
-    def _name(self, kind: str) -> str:
-        """Return a name for the next item: the response's own, and its place where it is not the first."""
-        name, place = str(self._response.get("id", "")).removeprefix("resp_"), len(self._output)
-        return f"{kind}_{name}{f'_{place}' if place else ''}"
+    def _new_id(self, kind: str) -> str:
+        """Return an id for the next item: the response's own, and its place where it is not the first."""
+        own, place = str(self._response.get("id", "")).removeprefix("resp_"), len(self._output)
+        return f"{kind}_{own}{f'_{place}' if place else ''}"
 
     @property
     def _is_call(self) -> bool:
@@ -165,7 +165,7 @@ class ResponseTeller:
         closed, self._arguments = self.closed(text), []
         about = {"arguments": "", "call_id": call_id, "name": name, "type": "function_call"}
         unused = {"async": None, "caller": None, "namespace": None}
-        self._item = about | {"id": self._name("fc")} | unused | {"status": "in_progress"}
+        self._item = about | {"id": self._new_id("fc")} | unused | {"status": "in_progress"}
         added = self._event("output_item.added", item=self._item, output_index=len(self._output))
         return closed + added
 

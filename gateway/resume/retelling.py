@@ -1,7 +1,7 @@
-"""How a reply is told in the events of another dialect than the one that its rest comes in. Pure.
+"""How the rest of a message or response, which comes as a chat, is told in events of its own dialect. Pure.
 
-The first backend's events say what the reply is called and how far it has come. Another one writes the
-rest as a chat. Its text and its tool calls are told in events that go on from there: in the order and with
+The first backend's events tell the id of the reply and how far it has come. Another one writes the rest
+as a chat. Its text and its tool calls are told in events that go on from there: in the order and with
 the fields of vLLM 0.32 (`MessageTeller`, `ResponseTeller`).
 """
 
@@ -90,7 +90,7 @@ class Teller(Protocol):
 
     @property
     def begun(self) -> bool:
-        """Whether the client knows what the reply is called."""
+        """Whether the client knows the id of the reply."""
 
     @property
     def thinks(self) -> bool:

@@ -12,7 +12,7 @@ backend fails.
     stop strings with tools or min_tokens               nobody can tell how much text is held back
     images and audio                                    a prompt of token ids has none
 
-Of Messages and Responses, these bar a stream, too:
+In Messages and Responses, these bar a stream, too:
 
     output_config: format                a grammar
     include_reasoning: false             what is shown is not all of the text
@@ -20,7 +20,7 @@ Of Messages and Responses, these bar a stream, too:
 
 and these do not: thinking that is `disabled`, and an effort, change the prompt only, and what parsers of reasoning
 are told (`counting.anthropic`); `adaptive` asks for nothing. A budget for thinking (`enabled`) is counted by engines
-in the prompt, too. Of the others in `_HARMLESS_THERE`, vLLM ignores what tells who asks, how it is billed and how
+in the prompt, too. Of the others in `_HARMLESS_RECITED`, vLLM ignores what tells who asks, how it is billed and how
 fast it is served. Tools do not bar a stream, until one is called (`resume.recited`).
 
 Source: vLLM 0.32, `v1/sample`, `renderers/online_renderer.py` and `entrypoints/anthropic`; each was seen there.
@@ -89,7 +89,7 @@ _BY_VALUE: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], bool]]] = {
 
 
 RECITED: Final = frozenset({Dialect.MESSAGES, Dialect.RESPONSES})  # engines tell no ids of these
-_HARMLESS_THERE: Final = frozenset(
+_HARMLESS_RECITED: Final = frozenset(
     {
         *("model", "messages", "system", "input", "instructions", "stream", "stream_options"),
         *("max_tokens", "max_output_tokens", "temperature", "top_p", "top_k", "min_p"),
@@ -106,8 +106,8 @@ _HARMLESS_THERE: Final = frozenset(
     }
 )
 _LOGPROBS: Final = "message.output_text.logprobs"  # vLLM takes no notice of others
-_UNREAD_THERE: Final = frozenset({"messages", "system", "input", "instructions", "tools"})
-_UNSET_THERE: Final = frozenset(
+_UNREAD_RECITED: Final = frozenset({"messages", "system", "input", "instructions", "tools"})
+_UNSET_RECITED: Final = frozenset(
     {
         *("background", "previous_response_id"),
         *("presence_penalty", "frequency_penalty", "conversation"),
@@ -115,7 +115,7 @@ _UNSET_THERE: Final = frozenset(
 )
 
 
-def _is_free_there(value: Any, body: Mapping[str, Any]) -> bool:
+def _is_free_recited(value: Any, body: Mapping[str, Any]) -> bool:
     chosen = value.get("type") if isinstance(value, dict) else value
     return chosen is None or chosen == "auto" or chosen == "none"
 
@@ -140,9 +140,9 @@ def _is_plain_stop_of(prompt: str) -> Callable[[Any, Mapping[str, Any]], bool]:
     return judge
 
 
-_BY_VALUE_THERE: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], bool]]] = {
-    **dict.fromkeys(_UNSET_THERE, _is_unset),
-    "tool_choice": _is_free_there,
+_BY_VALUE_RECITED: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], bool]]] = {
+    **dict.fromkeys(_UNSET_RECITED, _is_unset),
+    "tool_choice": _is_free_recited,
     "thinking": lambda value, body: (
         not value or (isinstance(value, dict) and value.get("type") in _THINKING)
     ),
@@ -163,7 +163,7 @@ _BY_VALUE_THERE: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], bool]]] =
 
 
 def may_recite(call: Call) -> bool:
-    """Whether to keep the text of this stream: its dialect reports no ids, so only the text can be resumed from."""
+    """Whether to keep the text of the stream of a call: in its dialect, engines tell no token ids."""
     return call.dialect in RECITED and call.stream
 
 
@@ -173,7 +173,7 @@ _NOT_ECHOED: Final = (b"null", b"false")
 
 
 def may_trail(call: Call) -> bool:
-    """Whether it is worth keeping a trail of the stream that a call asks for, and nobody notices that.
+    """Whether to keep a trail of the stream of a call: that may be worth it, and its client does not notice.
 
     An engine that tells token ids leaves out the prompt that it was to echo. Source: vLLM 0.32,
     `entrypoints/openai/completion/serving.py`; seen there.
@@ -186,7 +186,7 @@ def may_trail(call: Call) -> bool:
     ):
         return False
     if call.places is None and call.dialect is Dialect.CHAT:
-        # Else the client wants them itself. `find` takes a third of the time of `in`.
+        # A client that wants the ids itself would notice. `find` takes a third of the time of `in`.
         return call.body.find(_IDS_WRITTEN) < 0
     fields = fields_at_hand(call)
     if _IDS in fields or bytes(fields.get("echo", b"null")) not in _NOT_ECHOED:
@@ -215,7 +215,7 @@ def offers_tools(call: Call) -> bool:
 
 
 def thinking_budget(call: Call) -> int | None:
-    """Return how many tokens the thinking of a message may have at most; None: it was not said."""
+    """Return how many tokens the thinking of a message may have at most; None: its request does not say."""
     if call.dialect is not Dialect.MESSAGES:
         return None
     thinking = msgspec.json.decode(fields_at_hand(call).get("thinking", b"null"))
@@ -238,9 +238,9 @@ def may_go_on(call: Call) -> bool:
     if call.text_bytes is None and call.prompt_token_ids is None:
         return False  # images, audio or embeddings
     recited = call.dialect in RECITED
-    harmless = _HARMLESS_THERE if recited else _HARMLESS | _LARGE
-    by_value = _BY_VALUE_THERE if recited else _BY_VALUE
-    unread = _UNREAD_THERE if recited else _LONGEST
+    harmless = _HARMLESS_RECITED if recited else _HARMLESS | _LARGE
+    by_value = _BY_VALUE_RECITED if recited else _BY_VALUE
+    unread = _UNREAD_RECITED if recited else _LONGEST
     fields = fields_at_hand(call)
     body = {
         name: None if name in unread else msgspec.json.decode(raw) for name, raw in fields.items()

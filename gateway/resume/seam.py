@@ -57,7 +57,7 @@ class Seam:
         self.begin(0)
 
     def begin(self, ids_bytes: int) -> None:
-        """A backend begins to write here, with nothing held back yet."""
+        """Begin anew where a backend begins to write: it holds nothing back yet."""
         self.ids_bytes, self._skips = ids_bytes, 0
         self.shown_ids_bytes = ids_bytes  # until the last token that showed text
         self._later: list[tuple[str, int]] = []  # what was shown since, up to each later token
@@ -65,7 +65,7 @@ class Seam:
         self._loose_chars = 0
 
     def show(self, text: str, ids_bytes: int, *, whole: bool) -> None:
-        """Text was shown; `whole` says that no character is half there after it."""
+        """Note text that was shown; `whole`: no character is half there after it."""
         if self._is_past:
             self._loose, self._loose_chars = [], 0
         self._loose.append(text)

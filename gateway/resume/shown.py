@@ -48,7 +48,7 @@ class Shown(NamedTuple):
     earlier_chars: int = 0  # of the text, in another field: the end of the reasoning
 
 
-_NOTHING: Final = Shown("", "")
+NOTHING: Final = Shown("", "")
 
 
 def shown_by_chat(frame: bytes) -> Shown | None:
@@ -66,7 +66,7 @@ def shown_by_chat(frame: bytes) -> Shown | None:
             text = "".join((*earlier, last))
             reasoning = found[0] != "content"
             return Shown(found[-1], text, reasoning, earlier_chars=len(text) - len(last))
-    return _NOTHING
+    return NOTHING
 
 
 def shown_by_completion(frame: bytes) -> Shown | None:
@@ -97,6 +97,6 @@ def without(frame: bytes, shown: Shown | None, again: str) -> tuple[bytes, str] 
             return b"", again
         if again:
             return None
-        said = choice.get("delta") or choice
-        said[shown.kind or "content"] = new
+        holder = choice.get("delta") or choice
+        holder[shown.kind or "content"] = new
     return b"data: %b\n\n" % msgspec.json.encode(chunk), again

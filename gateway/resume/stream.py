@@ -47,7 +47,7 @@ _TOO_LONG: Final = _fault("The backend sent a frame that is larger than 1 MiB.")
 
 
 class TrailedStream(StreamWatch):
-    """Looks on as a `StreamWatch` does, at what the client gets of all backends."""
+    """Judges what the client gets of all backends, as a `StreamWatch` does."""
 
     __slots__ = (
         "_again", "_completes", "_exact", "_expects", "_failures", "_head", "_in_step", "_partial",
@@ -67,8 +67,8 @@ class TrailedStream(StreamWatch):
         self.asked = kept(call), demand  # all of it
         self._summed_up = False  # the frame that has only a usage has come
         self._completes = False  # who writes now writes a completion
-        self._again = ""  # what is said again, and was shown before
-        self._expects = Expected("")  # of the first text after the seam
+        self._again = ""  # what was shown before, and is still to be said again
+        self._expects = Expected("")  # what the first text after the seam has to be
         self._exact: bool | None = None  # what was asked for allows it; None: nobody has looked yet
         self._partial = b""
         self._in_step = False  # one more token changes nothing else
@@ -76,8 +76,8 @@ class TrailedStream(StreamWatch):
         self._reached: Reached | None = None  # where the last one went on, if not the first writes
         self.barrier: Barrier | None = None  # why nobody can go on where it broke off
         self.resumable = True  # nobody wants it to end where it breaks off
-        self._failures = 0  # of backends, that others repaired
-        self.offers: dict[str, msgspec.Raw] = {}  # tools, where a chat goes on with another dialect
+        self._failures = 0  # of backends, behind which others went on
+        self.offers: dict[str, msgspec.Raw] = {}  # of a rest that becomes a chat: its tools
 
     def _new_trail(
         self, call: Call, shape: Shape, *, by_text: bool
@@ -126,12 +126,12 @@ class TrailedStream(StreamWatch):
         return b""
 
     def by_sight(self, data: bytes) -> bytes | None:
-        """Return what the client gets of a read that only holds more tokens, and count them; None: feed it."""
+        """Count the tokens of a read that holds nothing else; return what the client gets of it. None: feed it."""
         if not self._in_step:
             return None
-        if (told := self.trail.tell(data)) is not None:
+        if (shown := self.trail.tell(data)) is not None:
             self.events += 1
-            return told
+            return shown
         several = self.trail.tell_several(data)
         self.events += len(several)
         return b"".join(several) or None
@@ -165,12 +165,12 @@ class TrailedStream(StreamWatch):
         return last if self._veil is None else self._veil.feed(last) + self._veil.end()
 
     def ends_here(self) -> None:
-        """Let what breaks it off be its end."""
+        """Have it end where it breaks off: no other backend goes on."""
         self.resumable = False
 
     @property
     def unsure(self) -> list[int]:
-        """The tokens of whose text somebody has to tell how many showed `trail.again`, or nobody can go on."""
+        """The tokens that may have shown `trail.again`: nobody can go on until their text tells which did."""
         return self._unsure() if self.cut is not None else []
 
     def shown_of(self, text: str) -> str | None:
@@ -291,7 +291,7 @@ class TrailedStream(StreamWatch):
         return None if joins(call, trail.tail, trail.again) else Barrier.SEAM
 
     def _unsure(self) -> list[int]:
-        """Return the tokens of which nobody knows yet how many were shown, where that keeps others from going on.
+        """Return the tokens of which it is not known how many were shown, where that keeps others from going on.
 
         Greedy choices could be made again, but all of those behind a parser would be.
         """

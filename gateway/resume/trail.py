@@ -64,9 +64,10 @@ class Trail(Sight):
         self._kind_chars = 0  # so much of that kind was noted since another one
         self._reasoned = False
         self._prompt: bytes | None = None  # as it was written, without brackets
-        self._given: bytes | None = None  # the prompt that a backend was given which goes on
+        # The prompt that the backend which goes on was given; None once it has told its prompt.
+        self._given: bytes | None = None
         self.silent = False  # the last whole frame had ids only, and shows nothing
-        self.strayed = False  # it says that its prompt was another
+        self.strayed = False  # that backend told another prompt
         self._barred = False  # it showed what cannot be gone on with
         self._ids = bytearray()  # of the reply, as they were written, with a comma after each
         self._holds_back = held_back_chars > 0
@@ -78,7 +79,7 @@ class Trail(Sight):
         self._unread: list[tuple[bytes, int, bool]] = []
 
     def tell(self, chunk: bytes) -> bytes | None:
-        """Keep the id of a chunk that is one more token, and return it without; None: see `tell_several`.
+        """Keep the id of a chunk that is one more token, and return the chunk without it; None: see `tell_several`.
 
         Each token pays for this, so it uses what is fast in CPython, as `wire.chunks` does.
         """

@@ -14,7 +14,7 @@ import msgspec
 
 from gateway.core.types import Dialect
 from gateway.resume.seam import Reached
-from gateway.resume.shown import Shown, shown_by_chat, shown_by_completion
+from gateway.resume.shown import NOTHING, shown_by_chat, shown_by_completion
 from gateway.wire.chunks import Shape, inside
 from gateway.wire.objects import decode_or_none
 
@@ -90,7 +90,7 @@ class Transcript:
         unread, self._unread = self._unread, []
         said = [self._said]
         for frame in unread:
-            shown = self.shows(frame) if b'"choices"' in frame else _NOTHING
+            shown = self.shows(frame) if b'"choices"' in frame else NOTHING
             if not self._first:
                 told = decode_or_none(_CHUNK, frame[6:]) or {}
                 self._first = {
@@ -136,6 +136,3 @@ class Transcript:
         if isinstance(usage := chunk.get("usage"), dict):
             add_up(usage)
         return b"data: %b\n\n" % msgspec.json.encode(chunk | self._first)
-
-
-_NOTHING: Final = Shown("", "")

@@ -1,4 +1,4 @@
-"""What is told of the tokens of a stream that several backends wrote, or whose last one did not tell. Pure."""
+"""The usage of a stream that several backends wrote, or whose last backend did not tell it. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COUNTED: Final = (
 
 
 def counted(head: bytes, prompt: int, reply: int) -> bytes:
-    """Return the frame that tells these tokens; `head` is how the stream's frames begin, up to their choices."""
+    """Return the frame with this usage; `head` is how the stream's frames begin, up to their choices."""
     return head + _COUNTED % (prompt, prompt + reply, reply)
 
 

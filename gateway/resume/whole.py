@@ -1,7 +1,7 @@
-"""A reply that is not streamed to its client, and is a stream inside, so that another backend can go on. Pure.
+"""A whole reply that is made of a stream, so that another backend can go on with it. Pure.
 
-What a stream says is put together as vLLM would have answered without one. Tool calls are not: its
-parsers may find others in a text that is whole.
+The reply is as vLLM would have written it without a stream. None is made where tools are offered: vLLM's
+parsers may find other calls in a whole text.
 """
 
 from __future__ import annotations
@@ -114,11 +114,13 @@ class Whole:
         ended = {name: getattr(self._last, name) for name in ("finish_reason", "stop_reason")}
         choice: dict[str, Any] = {"index": 0}
         if self._dialect is Dialect.CHAT:
-            older = {name: said[name] for name in ("reasoning_content",) if said[name]}
+            older = said["reasoning_content"]
             content = said["content"] or (None if said["reasoning"] or older else "")
             message = {"role": "assistant", "content": content}
             unused = dict.fromkeys(("refusal", "annotations", "audio", "function_call"))
-            choice["message"] = message | unused | {"reasoning": said["reasoning"] or None} | older
+            choice["message"] = message | unused | {"reasoning": said["reasoning"] or None}
+            if older:
+                choice["message"]["reasoning_content"] = older
         else:
             choice["text"] = said["text"]
         kind = "chat.completion" if self._dialect is Dialect.CHAT else "text_completion"
