@@ -22,7 +22,7 @@ from gateway.core.aio import periodic
 from gateway.heal.eventlog import keep_events
 from gateway.heal.orders import Orders
 from gateway.ingress.charging import foreseen
-from gateway.ingress.drain import announced, answered, end, end_late, finished, outlast
+from gateway.ingress.drain import announce_stop, end, end_late, let_answer, let_finish, outlast
 from gateway.ingress.listener import (
     Listeners,
     Server,
@@ -284,15 +284,15 @@ async def _finish(process: Process, listeners: Listeners, public: Server, admin:
         ingress.leave()
         announce_s = min(process.config.shutdown.announce, grace_s)
         if announce_s and process.announces and not listeners.kept:
-            await announced(ingress.live, announce_s, process.hurry)
+            await announce_stop(ingress.live, announce_s, process.hurry)
             grace_s -= announce_s
             if await all_stop(process):
                 await accept_the_last(listeners.public)
         public.stop_accepting()
     process.handler.shadows.close()
-    await finished(ingress.live, grace_s, process.hurry)
+    await let_finish(ingress.live, grace_s, process.hurry)
     if not ingress.live and not process.hurry.is_set():
-        await answered(ingress.connections, grace_s)
+        await let_answer(ingress.connections, grace_s)
     process.handler.draining = True
     await end(ingress.live)
     public.leave()

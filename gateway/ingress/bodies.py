@@ -151,7 +151,7 @@ class Bodies:
                 return call
             body.put_back(short)
         with _unread(down):
-            size = body.came_bytes if body.complete else body.told_bytes
+            size = body.came_bytes if body.complete else body.content_length
             hold = await self.take(caller.key_id, size, limits, body.left_s)
         down.hold = hold
         scan = BodyScan()

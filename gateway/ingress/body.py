@@ -21,14 +21,14 @@ class Body(msgspec.Struct, eq=False):
 
     _parts: list[bytes | bytearray] = []
     _limit_bytes: float = math.inf
-    _enough_bytes: float = math.inf  # whoever waits is woken
-    left_s: float = 0.0  # that the client has
+    _enough_bytes: float = math.inf  # once so many came, the waiter is woken
+    left_s: float = 0.0  # time that the client has left
     _waiter: asyncio.Future[None] | None = None
     error: GatewayError | None = None
     came_bytes: int = 0
     complete: bool = False
-    told_bytes: int | None = None  # the Content-Length
-    wanted: Callable[[], None] | None = None  # called once, when its bytes are awaited
+    content_length: int | None = None
+    on_wanted: Callable[[], None] | None = None  # called once, when its bytes are awaited
 
     @classmethod
     def of(cls, whole: bytes) -> Body:
@@ -38,22 +38,22 @@ class Body(msgspec.Struct, eq=False):
     # --- the request's side -------------------------------------------------------------------------
 
     async def read(
-        self, limit_bytes: int, timeout_s: float, told_bytes: int | None
+        self, limit_bytes: int, timeout_s: float, content_length: int | None
     ) -> bytes | None:
         """Return the whole body; None when it is not short.
 
         A longer one comes by `next_part`, and all of it must come within `timeout_s`.
 
         Raises:
-            BodyTooLarge: more than `limit_bytes`, told or counted (413).
+            BodyTooLarge: it has more than `limit_bytes`, or its Content-Length says so (413).
             BodyTimeout: not whole within `timeout_s` (408).
             GatewayError: what comes of it cannot be read on (400, 431).
         Cancel: nothing is held.
         """
-        self._limit_bytes, self.left_s, self.told_bytes = limit_bytes, timeout_s, told_bytes
-        if (told_bytes or 0) > limit_bytes:
+        self._limit_bytes, self.left_s, self.content_length = limit_bytes, timeout_s, content_length
+        if (content_length or 0) > limit_bytes:
             raise too_large(limit_bytes)
-        if (told_bytes or 0) <= SMALL_BODY_BYTES:
+        if (content_length or 0) <= SMALL_BODY_BYTES:
             await self._reaches(min(SMALL_BODY_BYTES, limit_bytes) + 1)
         return self.at_hand()
 
@@ -87,9 +87,9 @@ class Body(msgspec.Struct, eq=False):
     async def _reaches(self, size: int) -> None:
         """Wait until so many bytes came, or the body is whole. Only this is the client's time."""
         if not self.complete and self.came_bytes < size and self.error is None:
-            wanted, self.wanted = self.wanted, None
-            if wanted is not None:
-                wanted()
+            on_wanted, self.on_wanted = self.on_wanted, None
+            if on_wanted is not None:
+                on_wanted()
             loop = asyncio.get_running_loop()
             began, self._enough_bytes = loop.time(), size
             self._waiter = loop.create_future()

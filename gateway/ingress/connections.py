@@ -36,7 +36,7 @@ _SLOW_S: Final = 1.0
 # So many connections beyond a worker's share, or this part of it, are left to chance.
 _UNEVEN: Final = 8
 _UNEVEN_RATIO: Final = 0.25
-_GIVEN_AWAY_RATIO: Final = 0.25  # of more, at a time: what others tell is up to two seconds old
+_GIVEN_AWAY_RATIO: Final = 0.25  # of the rest, at a time: what others tell is up to two seconds old
 
 
 class Waits(Enum):
@@ -79,8 +79,8 @@ class Waiting(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Waited:
-    """How long a client may take, in seconds, by what it is waited for."""
+class ClientTimes:
+    """For how many seconds a connection waits for its client, by what it waits for."""
 
     head_s: float
     idle_s: float
@@ -113,7 +113,7 @@ class Line(OrderedDict[Waiting, float]):
 class Connections:
     """All connections of the public listener. Single event loop only; nothing here awaits."""
 
-    def __init__(self, times: Waited, most: int, most_per_address: int | None = None) -> None:
+    def __init__(self, times: ClientTimes, most: int, most_per_address: int | None = None) -> None:
         """Without `most_per_address` one address has half of all; loopback and proxies are not bounded."""
         self.proxies = Proxies(())  # the trusted ones
         self.most = most
@@ -127,8 +127,8 @@ class Connections:
         self.lingering = Line(Waits.LINGER, times.linger_s)
         self.closing = Line(Waits.CLOSING, times.closing_s)
 
-    def apply(self, times: Waited) -> None:
-        """Have clients wait for as long as changed settings say."""
+    def apply(self, times: ClientTimes) -> None:
+        """Wait for clients as long as changed settings say."""
         self.heads.wait_for(times.head_s)
         self.idle.wait_for(times.idle_s)
         self.lingering.wait_for(times.linger_s)
@@ -208,7 +208,7 @@ class Connections:
 
 
 def surplus(own: int, others: Sequence[int]) -> int:
-    """Return how many of its connections a worker gives away now, by how many the others told of."""
+    """Return how many of its connections a worker gives away now, by how many the others have."""
     share = (own + sum(others)) / (1 + len(others))
     beyond = own - share
     if beyond <= max(_UNEVEN, share * _UNEVEN_RATIO):

@@ -34,20 +34,21 @@ class Deaths:
     quarantine: Quarantine
     clock: Clock
 
-    async def died(self, of: Fingerprint, record: RequestRecord) -> bool:
+    async def died(self, fingerprint: Fingerprint, record: RequestRecord) -> bool:
         """Whether the backend of the last attempt has died, as its probe shows within a second."""
         backend_id, sent_at = record.backend_id or "", record.sent_at or 0.0
         until = self.clock.now() + _PROOF_S
-        while (died := self.quarantine.died(of, backend_id, sent_at)) is None:
+        while (died := self.quarantine.died(fingerprint, backend_id, sent_at)) is None:
             if self.clock.now() >= until:
                 return False
             await asyncio.sleep(LOOK_S)
         return died
 
     async def can_go_on(self, ask: Ask, backend: Backend, slot: Slot, *, sent: bool) -> bool:
-        """Whether any backend can take a request after this one; if it had the only copy, once that is known.
+        """Whether any backend can take a request after this one failed.
 
-        One that lives after all may be asked again for what was not `sent`. Cancel: nothing is held.
+        If that had the only copy of an adapter, wait until it is known to be down. If it lives after all, it may be
+        asked again for what was not `sent`. Cancel: nothing is held.
         """
         if ask.place is not None or self.gate.chance(ask) is not Chance.NEVER:
             return True

@@ -56,11 +56,11 @@ class Downstream:
     """One request of one client. Owned by the protocol until its reply is complete."""
 
     __slots__ = (
-        "_announced_bytes", "_dropped", "_event_stream", "_http11", "_protocol", "_told_bytes", "_transport", "asked",
-        "body", "body_complete", "bytes_out", "cors_lines", "extra_headers", "fields", "fingerprint", "gathering",
-        "gone", "headers", "hold", "id", "keep_alive", "kept", "received_at", "record", "relay", "response_complete",
-        "spec", "started", "started_at", "stopped_by", "takes_chunks", "task", "trailed", "upload",
-        "write_chunk", "writing_paused",
+        "_announced_bytes", "_content_length", "_dropped", "_event_stream", "_http11", "_protocol", "_transport",
+        "asked", "body", "body_complete", "bytes_out", "cors_lines", "extra_headers", "fields", "fingerprint",
+        "gathering", "gone", "headers", "hold", "id", "keep_alive", "kept", "received_at", "record", "relay",
+        "response_complete", "spec", "started", "started_at", "stopped_by", "takes_chunks", "task", "trailed",
+        "upload", "write_chunk", "writing_paused",
     )  # fmt: skip
 
     def __init__(
@@ -76,21 +76,21 @@ class Downstream:
         self.spec = spec
         self.headers = protocol.headers  # as they came, but maybe for the length
         self.fields = fields = protocol.fields  # likewise
-        self._told_bytes = protocol.told_bytes
+        self._content_length = protocol.content_length
         self.id = new_id
         if b"x-request-id" in fields and CLIENT_ID.fullmatch(fields[b"x-request-id"]):
             self.id = fields[b"x-request-id"].decode()
         self.received_at = time.monotonic()
         self._http11 = protocol.http11
         self.body = Body() if whole is None else Body.of(whole)
-        # All was read, so the connection may carry another request.
+        # Then the connection may carry another request.
         self.body_complete = whole is not None
         self.hold: Hold | None = None  # the room of a large body
         self.kept: Kept | None = None  # the body, as long as its stream may need it
         self._dropped = False
         self.upload: Upload | None = None
         self.takes_chunks = False
-        # For what is framed already, while `takes_chunks`; who writes adds to `bytes_out`.
+        # Writes what is framed already, while `takes_chunks`; its caller adds to `bytes_out`.
         self.write_chunk: Callable[[bytes], object] = protocol.transport.write
         self.extra_headers = b""  # header lines of our own, for whatever reply is written
         self.cors_lines = b""  # and those for browsers
@@ -103,10 +103,10 @@ class Downstream:
         self._announced_bytes = 0
         self._event_stream = False
         self.gone = False
-        # Once the story has begun, so that a cancellation ends in its `finally`; for reading.
+        # Set once the story has begun: from then on a cancellation ends in its `finally`. Only the story changes it.
         self.record: RequestRecord | None = None
         self.relay: Relay | None = None
-        # Its stream, if that may go on at another backend.
+        # Its stream, if another backend may go on with it.
         self.trailed: TrailedStream | None = None
         self.asked: Call | None = None  # what its client sent, once it was read
         self.fingerprint: Fingerprint | None = None  # of its body, once an attempt was lost
@@ -128,15 +128,15 @@ class Downstream:
 
     @property
     def retry_count(self) -> int:
-        """How often its client has tried before, as an SDK tells."""
-        told = self.fields.get(b"x-stainless-retry-count", b"")
-        return int(told[:4]) if told.isdigit() else 0
+        """How often its client has tried before, as its SDK says."""
+        count = self.fields.get(b"x-stainless-retry-count", b"")
+        return int(count[:4]) if count.isdigit() else 0
 
     @property
     def patience_s(self) -> float:
         """How long the client says that it waits for bytes."""
-        told = self.fields.get(b"x-stainless-read-timeout", b"")
-        return float(told) if _SECONDS.fullmatch(told) else math.inf
+        seconds = self.fields.get(b"x-stainless-read-timeout", b"")
+        return float(seconds) if _SECONDS.fullmatch(seconds) else math.inf
 
     @property
     def revision(self) -> bytes:
@@ -159,7 +159,7 @@ class Downstream:
         if self.is_encoded:
             raise _compressed()
         if self._expects_continue:
-            self.body.wanted = self._say_continue
+            self.body.on_wanted = self._say_continue
         return await self.body.read(limit_bytes, timeout_s, self._bytes_to_come())
 
     def _say_continue(self) -> None:
@@ -195,7 +195,7 @@ class Downstream:
 
         Raises:
             UnsupportedMediaType: the body is compressed, or no form (415).
-            BodyTooLarge: more than `limit_bytes` are told of (413).
+            BodyTooLarge: its Content-Length is more than `limit_bytes` (413).
         """
         if self.is_encoded:
             raise _compressed()
@@ -203,7 +203,7 @@ class Downstream:
             FormReader(self.content_type),
             self._protocol.flow,
             self._transport,
-            told_bytes=self._bytes_to_come(),
+            content_length=self._bytes_to_come(),
             limit_bytes=limit_bytes,
             timeout_s=timeout_s,
         )
@@ -219,7 +219,7 @@ class Downstream:
 
     def _bytes_to_come(self) -> int | None:
         """Return the Content-Length of a body that is not whole; None in chunks, or once it is."""
-        return None if self.body_complete else self._told_bytes
+        return None if self.body_complete else self._content_length
 
     def on_body(self, data: bytes) -> None:
         """Collect body bytes; those that come after the reply are dropped."""
@@ -231,7 +231,7 @@ class Downstream:
             self.body.on_data(data)
 
     def on_message_complete(self) -> None:
-        """The body is whole."""
+        """Note that the body is whole."""
         self.body_complete = True
         if self.upload is not None:
             self.upload.on_end()
@@ -244,20 +244,20 @@ class Downstream:
         self.body.fail(error)
 
     def client_of(self, proxies: Proxies) -> str | None:
-        """Return the client's address, as these proxies tell it; None on a UNIX socket."""
+        """Return the client's address, behind these proxies; None on a UNIX socket."""
         peer = self._protocol.client
         return proxies.client_of(peer[0] if peer else None, self.headers)
 
     @property
     def answering(self) -> bool:
-        """Whether a reply has begun that cannot begin again; comments are none of it."""
+        """Whether a reply has begun that cannot begin again; comments alone do not count."""
         return self.bytes_out > self._announced_bytes or (
             self.started and not self._announced_bytes
         )
 
     @property
     def begun(self) -> bool:
-        """Whether no other model may answer: its client has the head of a reply, or a part of one was made."""
+        """Whether no other model may answer: the head of a reply is out, or a second backend went on with one."""
         return self.started or (self.trailed is not None and self.trailed.went_on)
 
     @property
@@ -319,7 +319,7 @@ class Downstream:
             self._announced_bytes = self.bytes_out
 
     def tell(self, fault: Fault) -> None:
-        """End a reply that has begun with an error in its own protocol; what is no stream is cut."""
+        """End a stream that has begun with an error in its own protocol; cut a reply that is no stream."""
         if not self._event_stream:
             self.cut()
             return
@@ -389,7 +389,7 @@ class Downstream:
             self.cancel()
 
     def stop(self, error: GatewayError) -> None:
-        """End the request early for a reason that is the gateway's; the client is told `error`."""
+        """End the request early for a reason of the gateway's own; the client gets `error`."""
         if self.stopped_by is None:
             self.stopped_by = error
             if self.relay is not None:
@@ -398,18 +398,18 @@ class Downstream:
                 self.cancel()
 
     def cancel(self) -> None:
-        """End the story. One that has not begun ends by itself: it looks first who is there."""
+        """End the story. One that has not begun ends by itself: it looks first whether its client is there."""
         if self.record is not None and self.task is not None and not self.task.done():
             self.task.cancel()
 
     def pause_writing(self) -> None:
-        """The client's buffer is full."""
+        """Note that the client's buffer is full."""
         self.writing_paused = True
         if self.relay is not None:
             self.relay.pause()
 
     def resume_writing(self) -> None:
-        """The client's buffer has drained."""
+        """Note that the client's buffer has drained."""
         self.writing_paused = False
         if self.relay is not None:
             self.relay.resume()

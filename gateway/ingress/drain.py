@@ -39,7 +39,7 @@ def shutting_down() -> ShuttingDown:
     )
 
 
-async def announced(live: Sized, seconds: float, hurry: asyncio.Event) -> None:
+async def announce_stop(live: Sized, seconds: float, hurry: asyncio.Event) -> None:
     """Give load balancers this long to learn that the gateway stops, or until `hurry`.
 
     Meanwhile connections and requests are taken as ever.
@@ -51,7 +51,7 @@ async def announced(live: Sized, seconds: float, hurry: asyncio.Event) -> None:
             await hurry.wait()
 
 
-async def finished(live: set[Downstream], grace_s: float, hurry: asyncio.Event) -> None:
+async def let_finish(live: set[Downstream], grace_s: float, hurry: asyncio.Event) -> None:
     """Let requests finish up to `grace_s`, or until `hurry`."""
     log.info("draining", extra={"event": "draining", "requests": len(live), "grace_s": grace_s})
     hurried = asyncio.get_running_loop().create_task(hurry.wait(), name="second signal")
@@ -61,7 +61,7 @@ async def finished(live: set[Downstream], grace_s: float, hurry: asyncio.Event) 
         hurried.cancel()
 
 
-async def answered(connections: Connections, within_s: float) -> None:
+async def let_answer(connections: Connections, within_s: float) -> None:
     """Wait until no connection has a head on its way or a reply due, `within_s` at most.
 
     Requests that are no inference are not among those in progress.

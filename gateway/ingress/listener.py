@@ -1,4 +1,4 @@
-"""Listening: sockets, bound before anything else so that a taken address is known at once; servers."""
+"""The sockets that a gateway listens on, bound first so that a taken address is known at once; their servers."""
 
 from __future__ import annotations
 
@@ -112,9 +112,9 @@ def with_copies(listener: socket.socket) -> list[socket.socket]:
 
 
 async def accept_the_last(listener: socket.socket) -> None:
-    """Have nobody connect any more, and what has connected be accepted: closing resets what still waits.
+    """Let no client connect any more, and have the loop accept those that have: to close would reset them.
 
-    A client that would connect now is not answered. It tries again a second later, and is refused if the
+    A client that would connect now gets no answer. It tries again a second later, and is refused if the
     listener is closed by then. Elsewhere than on Linux, and on UNIX sockets, this does nothing.
     """
     if listener.family is socket.AF_UNIX or sys.platform != "linux":
@@ -140,7 +140,7 @@ def _remove_stale(path: str) -> None:
     except OSError:
         return
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
-        probe.settimeout(_PROBE_S)  # a listener with a full backlog is one, too
+        probe.settimeout(_PROBE_S)  # a listener whose backlog is full does not answer
         try:
             probe.connect(path)
         except ConnectionRefusedError:

@@ -30,7 +30,7 @@ from gateway.ingress.heads import KnownHead, joined, known_head, origin_form, wi
 from gateway.observe.redact import redact
 
 _SHOWN_BYTES: Final = 128  # of a request target in an error
-_TRIES: Final = 8  # heads that are kept in vain until no more are
+_TRIES: Final = 8  # heads that are kept in vain before no more are kept
 _MANY_CHUNKS: Final = 1000  # in one read: a millisecond
 
 
@@ -55,7 +55,7 @@ class RequestReader(HttpToolsProtocol):
     __slots__ = (
         "_begun", "_head_bytes", "_in_chunks", "_kept_in_vain", "_known", "_left_bytes", "_limits", "_max_bytes",
         "_max_headers", "_read_bytes", "_refusal", "_trailer_bytes", "_trailers", "fields", "http11", "in_head",
-        "keep_alive", "loose_bytes", "told_bytes", "url",
+        "keep_alive", "loose_bytes", "content_length", "url",
     )  # fmt: skip
 
     cycle: Any  # a Downstream or a PlainRequest
@@ -69,8 +69,8 @@ class RequestReader(HttpToolsProtocol):
         # the Content-Length of the first time.
         self.url = b""
         self.fields: Mapping[bytes, bytes] = {}  # its headers, by name
-        self.told_bytes: int | None = None  # its Content-Length
-        self.http11 = True  # its version; else 1.0
+        self.content_length: int | None = None
+        self.http11 = True  # its version; False: 1.0
         self.keep_alive = False  # another request may follow
         self._known: KnownHead | None = None  # how it was written, if it may come again
         self.in_head = False  # a head has begun and is not whole
@@ -84,7 +84,7 @@ class RequestReader(HttpToolsProtocol):
         self._chunks = 0  # in the read that is being parsed
         self._trailers = 0
         self._trailer_bytes = 0
-        self._refusal: GatewayError | None = None  # why the parser was stopped, if by us
+        self._refusal: GatewayError | None = None  # why a callback below stopped the parser
 
     @abstractmethod
     def on_ahead(self) -> None:
@@ -98,12 +98,13 @@ class RequestReader(HttpToolsProtocol):
     def on_head_again(self, whole: bytes | None) -> None:
         """The last head has come once more, behind a request that is answered: set `cycle` likewise.
 
-        `whole` is the body, if all of it came too: then no more of it is told of.
+        `whole` is the body, if all of it came too: then neither `on_body` nor `on_message_complete` follows.
         """
 
     def read(self, data: bytes) -> GatewayError | None:
-        """Take one read; return the refusal of what is no request that can be served, or goes on
-        without end. After that nothing more may be read.
+        """Take one read; return an error if what came is no request that can be served, or has no end in sight.
+
+        After an error nothing more may be read.
         """
         between = self._between_requests()
         if between and self._known is not None:
@@ -120,7 +121,7 @@ class RequestReader(HttpToolsProtocol):
         return error
 
     def _let_others_run(self) -> None:
-        """Read on in the next turn of the loop, which else reads 32 times in a row where there is so much."""
+        """Read on in the next turn: the loop would read up to 32 times in a row where so much comes."""
         self.transport.pause_reading()
         self.loop.call_soon(self._read_next)
 
@@ -155,12 +156,12 @@ class RequestReader(HttpToolsProtocol):
         again = known.comes_again(data)
         if again is None:
             return data
-        self.told_bytes, came = again
+        self.content_length, came = again
         self._kept_in_vain = 0
-        if len(came) == self.told_bytes:
+        if len(came) == self.content_length:
             self.on_head_again(came)
             return b""
-        self._left_bytes = self.told_bytes
+        self._left_bytes = self.content_length
         self.on_head_again(None)
         return self._count(came)
 
@@ -232,7 +233,9 @@ class RequestReader(HttpToolsProtocol):
         if not self.url.startswith(b"/") or self.url.find(b"#") >= 0:  # `in` takes thrice as long
             self._take_path()
         self.fields = fields = joined(self.headers)
-        self.told_bytes = int(fields[b"content-length"]) if b"content-length" in fields else None
+        self.content_length = (
+            int(fields[b"content-length"]) if b"content-length" in fields else None
+        )
         self.keep_alive = self.http11 and self.parser.should_keep_alive()
         self.on_head()
 

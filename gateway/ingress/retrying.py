@@ -73,12 +73,12 @@ class Retrying:
         self, settings: Settings, down: Downstream, ask: Ask, backend: Backend, slot: Slot,
         error: UpstreamError | EngineFull,
     ) -> bool:  # fmt: skip
-        """Note a failed attempt; return whether a fresh connection is tried, else another place is looked for.
+        """Note a failed attempt; return True to try a fresh connection, False to look for another place.
 
-        Nothing is looked for where only the end of a stream is left to tell: then `Passing.ends` tells it.
+        Where only the end of a stream is left to tell, it returns False, and `Passing.ends` tells that end.
 
         Raises:
-            GatewayError: neither; what the client is told (502, 503, 504).
+            GatewayError: nothing more is tried; the client gets it (502, 503, 504).
         Cancel: nothing is held.
         """
         record = down.record
@@ -114,7 +114,7 @@ class Retrying:
         self, down: Downstream, ask: Ask, backend: Backend, slot: Slot, error: UpstreamError | EngineFull,
         stream: TrailedStream,
     ) -> bool:  # fmt: skip
-        """Have an ask be for what is left of its stream; False, and the ask is as it was, where nobody can go on."""
+        """Have an ask be for what is left of its stream; False, with the ask unchanged, where nobody can go on."""
         record, tried, too_old = down.record, ask.tried, False
         assert record is not None
         if stream.awaits:
@@ -130,7 +130,7 @@ class Retrying:
         if down.answering:
             nobody = Barrier.OLD_ENGINE if too_old else Barrier.NO_BACKEND
             record.not_resumed = stream.barrier or nobody
-        ask.tried = tried  # who cannot go on with it may begin it anew
+        ask.tried = tried  # a backend that cannot go on with the stream may begin it anew
         return False
 
     def _chance(self, ask: Ask) -> Chance:
@@ -171,9 +171,9 @@ class Retrying:
             if failed is None:
                 break
             failed_at(ask, failed)
-            of = await self.lost(down, record, failed, Ending.BROKE, asked_at)
-            if of is not None:
-                await self._admit(of, ask.caller.tenant)
+            fingerprint = await self.lost(down, record, failed, Ending.BROKE, asked_at)
+            if fingerprint is not None:
+                await self._admit(fingerprint, ask.caller.tenant)
         return stream
 
     async def _judge(
@@ -192,29 +192,30 @@ class Retrying:
             return True
         if isinstance(error, RequestForgotten | BackendStopping | AdapterLost):
             return True
-        of, ended = await self.lost(down, record, backend, error.ending), error.message == _ENDED
-        if of is None:
+        ended = error.message == _ENDED
+        fingerprint = await self.lost(down, record, backend, error.ending)
+        if fingerprint is None:
             return ended
-        await self._admit(of, ask.caller.tenant)
-        return ended or (_repeatable(down) and await self._deaths.died(of, record))
+        await self._admit(fingerprint, ask.caller.tenant)
+        return ended or (_repeatable(down) and await self._deaths.died(fingerprint, record))
 
     async def check_lives(
         self, down: Downstream, ask: Ask, backend: Backend, slot: Slot, reply: Reply
     ) -> None:
-        """Note that a backend answered 5xx; if so as it died, another one may take the request.
+        """Note that a backend answered 5xx; if it did so as it died, another one may take the request.
 
         Raises:
-            BackendBroke: so it is; `after` has it go there (502).
+            BackendBroke: another one can; `after` has it go there (502).
         Cancel: nothing is held.
         """
         record = down.record
         assert record is not None
-        of = await self.lost(down, record, backend, Ending.HTTP_5XX)
+        fingerprint = await self.lost(down, record, backend, Ending.HTTP_5XX)
         if not _repeatable(down):
             return
         fault = upstream_fault(reply.status, reply.body or b"", ask.call.dialect)
         says_so = fault.message == _ENDED
-        if says_so or (of is not None and await self._deaths.died(of, record)):
+        if says_so or (fingerprint is not None and await self._deaths.died(fingerprint, record)):
             failed_at(ask, backend)
             if await self._deaths.can_go_on(ask, backend, slot, sent=True):
                 crashed = "The backend crashed while it worked on the request."
@@ -230,20 +231,21 @@ class Retrying:
     ) -> Fingerprint | None:
         """Note that a backend may have died of a request, or with it; return what the request is known by.
 
-        `sent_at` is when it was sent there, if that was no attempt. Cancel: nothing is held.
+        `sent_at` is when it was sent there, where that was no attempt of the record. Cancel: nothing is held.
         """
         caller, sent_at, body = record.caller, sent_at or record.sent_at, _known_by(down, record)
         if body is None or caller is None or sent_at is None:
             return None
         if not may_be_a_death(backend, ending):
             return None
-        down.fingerprint = of = down.fingerprint or await self._fingerprint(body, caller.tenant)
-        said = 0 if record.usage is None else record.usage.completion_tokens
-        self.quarantine.lost(backend, of, sent_at, said)
-        return of
+        fingerprint = down.fingerprint or await self._fingerprint(body, caller.tenant)
+        down.fingerprint = fingerprint
+        said_tokens = 0 if record.usage is None else record.usage.completion_tokens
+        self.quarantine.lost(backend, fingerprint, sent_at, said_tokens)
+        return fingerprint
 
     async def admit(self, call: Call, tenant: str) -> None:
-        """Look whether a request that comes was present at two deaths.
+        """Look whether a request that has just come was present at two deaths.
 
         Raises:
             RequestQuarantined: it was (400).
@@ -252,11 +254,11 @@ class Retrying:
         if len(call.body) in self.quarantine.watched:
             await self._admit(await self._fingerprint(call.body, tenant), tenant)
 
-    async def _admit(self, of: Fingerprint, tenant: str) -> None:
+    async def _admit(self, fingerprint: Fingerprint, tenant: str) -> None:
         # Until its backend was probed: milliseconds as a rule, five seconds at most.
-        while self.quarantine.undecided(of):  # noqa: ASYNC110 - time decides, too
+        while self.quarantine.undecided(fingerprint):  # noqa: ASYNC110 - time decides, too
             await asyncio.sleep(LOOK_S)
-        found = self.quarantine.found(of)
+        found = self.quarantine.found(fingerprint)
         if found is None:
             return
         found.refused[tenant] += 1
@@ -265,7 +267,7 @@ class Retrying:
         raise RequestQuarantined(
             "This request was being worked on each time when two servers crashed one after the other, so it is not"
             f" sent to another one for {minutes} min. Please change it: its prompt, its media or its"
-            f" parameters. If it is not to blame, an operator can lift this (quarantine {of.id})."
+            f" parameters. If it is not to blame, an operator can lift this (quarantine {fingerprint.id})."
         )
 
     async def _fingerprint(self, body: bytes, tenant: str) -> Fingerprint:
@@ -327,9 +329,9 @@ async def _pause(slot: Slot, seconds: float) -> None:
 
 
 def _known_by(down: Downstream, record: RequestRecord) -> bytes | None:
-    """Return what a request is known by: its body, or if that is gone and others go on with its stream, its id.
+    """Return what a request is known by: its body; or its id, if that is gone and others go on with its stream.
 
-    By its id it is known as long as it lasts, and not when it comes again.
+    An id does not tell that a request has come again.
     """
     if down.kept is not None:
         return down.kept.call.body

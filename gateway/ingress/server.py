@@ -55,14 +55,13 @@ class Ingress:
     story: Callable[[Downstream], Coroutine[Any, Any, None]]
     limits: ClientLimits
     connections: Connections
-    refused: Callable[
-        [GatewayError, str, tuple[str, str], str | None], None
-    ]  # before there was a request
+    # Counts and logs what is refused before there is a request: error, request id, method and path, client.
+    refused: Callable[[GatewayError, str, tuple[str, str], str | None], None]
     endpoints: Mapping[bytes, EndpointSpec] = field(default_factory=lambda: ENDPOINTS)
-    takes: Takes = NO_BODY  # of a body, on other routes
+    takes: Takes = NO_BODY  # how much of a body other routes take
     cors: Cors | None = None  # None: web pages of other origins may not call
     live: set[Downstream] = field(default_factory=set)
-    held: set[GatewayProtocol] = field(default_factory=set)  # are not read from: see `hold`
+    held: set[GatewayProtocol] = field(default_factory=set)  # connections that are not read from
     leaving: bool = False  # no connection outlives its next reply
     surplus: float = 0  # so many connections close behind their next reply
     _ids: Iterator[int] = field(default_factory=itertools.count)
@@ -86,7 +85,7 @@ class Ingress:
             connection.close_behind_reply()
 
     def even_out(self, fellows: Sequence[Fellow]) -> None:
-        """Give connections away, if the other workers have far fewer; called as they tell, once a second."""
+        """Give connections away, if the other workers have far fewer; called once a second, when they tell."""
         if not self.leaving:
             others = [each.connections for each in fellows]
             self.surplus = surplus(len(self.connections), others)
@@ -302,6 +301,7 @@ class GatewayProtocol(RequestReader):
             self._linger()
 
     def _say(self, error: GatewayError) -> None:
+        """Write the last reply of the connection, to what is no valid request."""
         request_id = self._ingress.new_id()
         cors = self._ingress.cors
         lines = self.date_header() + (b"" if cors is None else cors.lines(self.headers or ()))

@@ -23,7 +23,7 @@ from gateway.core.types import Ask
 from gateway.counting.counters import PromptCounters
 from gateway.counting.tokens import Asker
 from gateway.ingress import descriptors
-from gateway.ingress.connections import Connections, Waited
+from gateway.ingress.connections import ClientTimes, Connections
 from gateway.ingress.descriptors import ADMIN_CONNECTIONS
 from gateway.ingress.downstream import Downstream
 from gateway.ingress.plain import Takes
@@ -163,7 +163,7 @@ def connections_for(config: Config) -> Connections:
             limits.connections, descriptor_limit, most,
             extra={"event": "few_descriptors"},
         )  # fmt: skip
-    return Connections(_waited(timeouts), most, limits.connections_per_address)
+    return Connections(_client_times(timeouts), most, limits.connections_per_address)
 
 
 def admin_ingress(config: Config) -> Ingress:
@@ -171,7 +171,7 @@ def admin_ingress(config: Config) -> Ingress:
     return Ingress(
         story=_no_story,
         limits=ClientLimits.of(config.limits),
-        connections=Connections(_waited(config.timeouts), ADMIN_CONNECTIONS),
+        connections=Connections(_client_times(config.timeouts), ADMIN_CONNECTIONS),
         refused=lambda error, request_id, line, client: None,
         endpoints={},
         takes=_orders(config.timeouts),
@@ -183,7 +183,7 @@ def change_ingresses(config: Config, public: Ingress, admin: Ingress) -> None:
     public.allow(config.cors)
     public.connections.proxies = Proxies(config.trusted_proxies)
     for ingress in (public, admin):
-        ingress.connections.apply(_waited(config.timeouts))
+        ingress.connections.apply(_client_times(config.timeouts))
     admin.takes = _orders(config.timeouts)
 
 
@@ -195,8 +195,8 @@ def _orders(timeouts: TimeoutsConfig) -> Takes:
     return Takes(_ORDER_BYTES, timeouts.body)
 
 
-def _waited(timeouts: TimeoutsConfig) -> Waited:
-    return Waited(
+def _client_times(timeouts: TimeoutsConfig) -> ClientTimes:
+    return ClientTimes(
         head_s=timeouts.header,
         idle_s=timeouts.keep_alive,
         linger_s=min(_LINGER_S, timeouts.body),

@@ -34,7 +34,7 @@ class Upload:
     __slots__ = (
         "_closed", "_connection", "_ended", "_error", "_flow", "_fresh", "_held", "_left_s",
         "_limit_bytes", "_loop", "_passed_bytes", "_received_bytes", "_taking",
-        "_timeout_s", "_timer", "_told_bytes", "_transport", "_until", "_waiter", "form", "head_bytes",
+        "_timeout_s", "_timer", "_content_length", "_transport", "_until", "_waiter", "form", "head_bytes",
         "paused", "sent_on",
     )  # fmt: skip
 
@@ -44,21 +44,21 @@ class Upload:
         flow: FlowControl,
         transport: asyncio.Transport,
         *,
-        told_bytes: int | None,
+        content_length: int | None,
         limit_bytes: int,
         timeout_s: float,
     ) -> None:
-        """`told_bytes` is the client's Content-Length, None when there is none (chunks).
+        """`content_length` is None for a body in chunks.
 
         Raises:
-            BodyTooLarge: it tells of more than `limit_bytes` (413).
+            BodyTooLarge: that is more than `limit_bytes` (413).
         """
-        if told_bytes is not None and told_bytes > limit_bytes:
+        if content_length is not None and content_length > limit_bytes:
             raise too_large(limit_bytes)
         self.form = form
         self._flow = flow
         self._transport = transport
-        self._told_bytes = told_bytes
+        self._content_length = content_length
         self._limit_bytes = limit_bytes
         self._timeout_s = timeout_s
         self._loop = loop = asyncio.get_running_loop()
@@ -123,7 +123,7 @@ class Upload:
         """How much of the body is still to be sent; None when the client did not tell."""
         if self._ended and self._error is None:
             return len(self._held) + len(self._fresh)
-        return None if self._told_bytes is None else self._told_bytes - self._passed_bytes
+        return None if self._content_length is None else self._content_length - self._passed_bytes
 
     def flow_into(self, connection: UploadConnection) -> bytes:
         """Return what is held; what comes from now on is sent to `connection`.
@@ -216,7 +216,7 @@ class Upload:
         self._fresh.clear()
         try:
             self.form.feed(data)
-            if self._ended or self._received_bytes == self._told_bytes:
+            if self._ended or self._received_bytes == self._content_length:
                 self.form.end()  # before the last bytes go on: the backend never sees it whole
         except GatewayError as error:
             self.fail(error)
@@ -269,7 +269,7 @@ class Upload:
 
 
 def too_large(limit_bytes: int) -> BodyTooLarge:
-    """Return the refusal of a body that is, or tells of, more than the limit."""
+    """Return the refusal of a body that is, or says that it is, larger than the limit."""
     return BodyTooLarge(
         f"The request body is larger than the limit of {limit_bytes} bytes for this endpoint."
     )

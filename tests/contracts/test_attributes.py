@@ -5,7 +5,7 @@ import asyncio
 import uvicorn
 
 from gateway.config.limits import LimitsConfig
-from gateway.ingress.connections import Connections, Waited
+from gateway.ingress.connections import ClientTimes, Connections
 from gateway.ingress.reader import ClientLimits
 from gateway.ingress.server import GatewayProtocol, Ingress
 from gateway.upstream.connection import Connection
@@ -30,7 +30,7 @@ def test_a_backends_connection_has_all_of_its_attributes_in_slots():
 
 
 def test_a_clients_connection_has_so_few_others_that_their_names_are_shared():
-    connections = Connections(Waited(head_s=10, idle_s=75, linger_s=2, closing_s=60), 2)
+    connections = Connections(ClientTimes(head_s=10, idle_s=75, linger_s=2, closing_s=60), 2)
     ingress = Ingress(
         story=lambda down: None,
         limits=ClientLimits.of(LimitsConfig()),

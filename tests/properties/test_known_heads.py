@@ -59,7 +59,7 @@ class Reader(RequestReader):
             self.url,
             headers,
             dict(headers) == self.others(),
-            self.told_bytes,
+            self.content_length,
             self.http11,
             self.keep_alive,
         )

@@ -3,10 +3,10 @@
 import pytest
 
 from gateway.core.addresses import Proxies
-from gateway.ingress.connections import Connections, Shed, Waited, Waits, surplus
+from gateway.ingress.connections import ClientTimes, Connections, Shed, Waits, surplus
 from gateway.ingress.descriptors import most_connections
 
-TIMES = Waited(head_s=10, idle_s=75, linger_s=2, closing_s=60)
+TIMES = ClientTimes(head_s=10, idle_s=75, linger_s=2, closing_s=60)
 
 
 class One:
@@ -78,7 +78,7 @@ def test_a_fresh_head_is_no_slow_one_and_outlives_an_idle_connection():
 def test_changed_times_hold_from_when_a_connection_joined_its_line():
     book = Connections(TIMES, 8)
     old, slow = full(book, Waits.IDLE, Waits.HEAD)
-    book.apply(Waited(head_s=3, idle_s=5, linger_s=2, closing_s=1))
+    book.apply(ClientTimes(head_s=3, idle_s=5, linger_s=2, closing_s=1))
     new = One(book, "9.9.9.9")
     new.enter()
     new.wait(Waits.IDLE, now=4.0)

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway.ingress.drain import announced, end, finished
+from gateway.ingress.drain import announce_stop, end, let_finish
 
 
 class Counted(set):
@@ -42,7 +42,7 @@ def test_a_thousand_requests_that_end_one_by_one_are_not_gone_through_a_thousand
         ends = [asyncio.Event() for _ in range(1000)]
         for each in ends:
             await request(live, each)
-        draining = asyncio.get_running_loop().create_task(finished(live, 60, hurry))
+        draining = asyncio.get_running_loop().create_task(let_finish(live, 60, hurry))
         for each in ends:
             await asyncio.sleep(0)
             each.set()
@@ -57,7 +57,7 @@ def test_a_second_signal_ends_the_wait_and_the_requests():
     async def main():
         live, hurry = Counted(), asyncio.Event()
         down = await request(live, asyncio.Event())
-        draining = asyncio.get_running_loop().create_task(finished(live, 60, hurry))
+        draining = asyncio.get_running_loop().create_task(let_finish(live, 60, hurry))
         await asyncio.sleep(0)
         assert not draining.done()
         hurry.set()
@@ -74,7 +74,7 @@ def test_a_grace_period_of_nothing_ends_them_at_once():
         live = Counted()
         down = await request(live, asyncio.Event())
         async with asyncio.timeout(5):
-            await finished(live, 0, asyncio.Event())
+            await let_finish(live, 0, asyncio.Event())
             await end(live)
         assert down.task.cancelled()
 
@@ -84,7 +84,7 @@ def test_a_grace_period_of_nothing_ends_them_at_once():
 def test_a_second_signal_ends_the_announcement():
     async def main():
         hurry = asyncio.Event()
-        announcing = asyncio.get_running_loop().create_task(announced(set(), 60, hurry))
+        announcing = asyncio.get_running_loop().create_task(announce_stop(set(), 60, hurry))
         await asyncio.sleep(0)
         assert not announcing.done()
         hurry.set()

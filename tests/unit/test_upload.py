@@ -59,7 +59,7 @@ class Connection:
         return True
 
 
-def run(test, *, told_bytes=None, limit_bytes=KIB * KIB, timeout_s=5.0):
+def run(test, *, content_length=None, limit_bytes=KIB * KIB, timeout_s=5.0):
     async def main():
         ours, client = socket.socketpair()
         with ours, client:
@@ -68,7 +68,7 @@ def run(test, *, told_bytes=None, limit_bytes=KIB * KIB, timeout_s=5.0):
                 FormReader(FORM),
                 FlowControl(transport),
                 transport,
-                told_bytes=told_bytes,
+                content_length=content_length,
                 limit_bytes=limit_bytes,
                 timeout_s=timeout_s,
             )
@@ -123,7 +123,7 @@ def test_while_a_backend_is_chosen_reading_stops_and_goes_on_with_it():
         assert connection.whole
         assert upload.held_bytes < 100
 
-    run(test, told_bytes=len(BODY))
+    run(test, content_length=len(BODY))
 
 
 def test_a_head_that_came_with_much_more_stops_reading_at_once():
