@@ -60,7 +60,7 @@ _MISSING, _NO_MODEL = 404, ModelNotFound.default_code
 # that read prompts have ended. Source: Python's ThreadPoolExecutor; seen with vLLM 0.32.
 _FAILED, _STOPPING = 500, "cannot schedule new futures after shutdown"
 _TAKES_NOTHING: Final = (RequestError, ShuttingDown, EndedByShutdown)
-GENERATES: Final = (Dialect.CHAT, Dialect.COMPLETIONS)
+_WITH_CHOICES: Final = (Dialect.CHAT, Dialect.COMPLETIONS)
 _NO_REPLY: Final = "The backend answered with something else than a model's reply."
 
 
@@ -86,9 +86,9 @@ _MEDIA: Final = re.compile(
 
 
 def unfit(reply: Reply, engine_id: str, most_bytes: int, beginning: bytes) -> GatewayError | None:
-    """Return why a reply with status 200 is not to be passed on; `beginning` is that of its body.
+    """Return why a reply with status 200 is not passed on; None: it is. `beginning` is how its body begins.
 
-    Only what can be read is: compressed bodies and pages of HTML come from something in between.
+    What cannot be read is refused: compressed bodies and pages of HTML come from something in between.
     """
     if not reply.is_usual and (error := _unreadable(reply, most_bytes)) is not None:
         return error
@@ -122,7 +122,7 @@ def answer(
     *,
     veil: bool = False,
 ) -> Answer:
-    """Return what a client gets for a backend's whole reply: its own, or its error in our form.
+    """Return what a client gets for a backend's whole reply: the reply, or the error in our form.
 
     `veil` hides how much of the prompt was cached.
 
@@ -142,7 +142,7 @@ def answer(
         return Answer(status, header_lines(headers), body, outcome, code=code)
     if (error := unfit(reply, engine_id, most_bytes, body)) is not None:
         raise error
-    if call.dialect in GENERATES:
+    if call.dialect in _WITH_CHOICES:
         aborted, usage = whole_answer(body)
     elif call.dialect is Dialect.PLAIN:
         aborted, usage = False, _plain_usage(reply, body)
@@ -161,13 +161,13 @@ def answer(
 
 
 def _plain_usage(reply: Reply, body: bytes) -> Usage | None:
-    """Return the usage that a reply without tokens tells; that of raw vectors is in a header."""
+    """Return the usage that a reply of vectors or the like tells; with raw vectors it is in a header."""
     told = reply.headers.get(b"metadata")
     return json_usage(body if told is None else told)
 
 
 def engine_full(reply: Reply, call: Call) -> EngineFull:
-    """Return the error for an engine's own refusal for capacity, in its words, and its time."""
+    """Return the error for an engine's own refusal for capacity, with its words and its time to retry."""
     told = reply.headers.get(b"retry-after", b"")
     told_s = float(told) if told.isdigit() and len(told) < 5 else None  # a date is left alone
     fault = upstream_fault(reply.status, reply.body or b"", call.dialect)
@@ -220,9 +220,9 @@ def check_passed_on(reply: Reply, ask: Ask, *, falls_back: bool) -> None:
 
 
 def answered_late(reply: Reply, call: Call, *, goes_on: bool) -> GatewayError:
-    """Return the error of a stream whose backend answered with no stream after all.
+    """Return the error of a stream whose backend answered with something else.
 
-    One that was to go on with another's stream refused what no client had asked for.
+    With `goes_on` it refused the rest of another's stream, for which no client had asked.
     """
     fault = upstream_fault(reply.status, reply.body or b"", call.dialect)
     if reply.status == 200 or fault.status >= 500:
@@ -237,7 +237,7 @@ def answered_late(reply: Reply, call: Call, *, goes_on: bool) -> GatewayError:
 def watch_over(
     reply: Reply, call: Call, request_id: str, most_bytes: int, *, veil: bool = False
 ) -> Watch:
-    """Return who looks on at a reply that is passed on as it comes; `veil` as for `answer`."""
+    """Return the watch of a reply that is passed on as it comes; `veil` as for `answer`."""
     if reply.is_event_stream:
         return (VeiledStream if veil else StreamWatch)(
             call.dialect, choices=call.choices, hide_usage=call.hides_usage, request_id=request_id
@@ -257,7 +257,7 @@ class _VeiledPlain(PlainWatch):
         return self._veil.feed(super().feed(data))
 
     def close(self) -> bytes:
-        """The body is whole; return its last bytes."""
+        """Judge the body, which is whole now; return its last bytes."""
         return super().close() + self._veil.end()
 
 
@@ -298,13 +298,13 @@ def _written(ask: Ask, events: int, demand: Demand | None) -> int:
 
 
 def as_told(error: GatewayError, down: Downstream, record: RequestRecord) -> GatewayError:
-    """Return a failure as its client is told it. One of which the client has nothing takes no tokens."""
+    """Return the error that a client gets for a failure. If it gets nothing else, no tokens were used."""
     if isinstance(error, UpstreamError | Rejected) and down.trailed and down.trailed.awaits:
         error = StreamBroke("The stream broke off, and no other backend could go on with it.")
     if isinstance(error, UpstreamError) and not down.answering:
         if isinstance(error, StreamBroke):
             error.outcome = Outcome.BACKEND_ERROR
-        if error.outcome is Outcome.BACKEND_ERROR:  # of a time-out nobody knows what it took
+        if error.outcome is Outcome.BACKEND_ERROR:  # not a time-out: an engine may have used many
             record.usage = None
     elif isinstance(error, _TAKES_NOTHING) and not down.answering:
         record.usage = None

@@ -3,13 +3,13 @@
     wait for room --> read and scan, part by part --> parse beside the loop --> dropped at the first token
     (not read meanwhile)   (one step of one body a turn)
 
-A small body (`wire.small`) needs none of this. Of the others all together hold at most
-`limits.bodies`, and one key at most what is left for the others: alone up to half of it.
+A small body (`wire.small`) needs none of this. All others together hold at most `limits.bodies`, and
+those of one key at most as much as they leave for other keys: alone up to half of it.
 
 A body that does not tell its length is let in where the largest would have room, and counts as
 `UNTOLD_BYTES`. Once it is longer, it waits for the room of the largest, before all that is new. That
-never ends in a deadlock: who was let in last found room for a whole body beside all others, so it gets
-that room as soon as nobody else works; without it the same holds for who was let in before it.
+never ends in a deadlock: the body that was let in last found room for a whole body beside all others, so it
+gets that room at the latest once all others wait. Without it, the same holds for the one before it.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class Bodies:
         while goes_on:
             async with self._turn:
                 goes_on = scan.step()
-                await asyncio.sleep(0)  # everybody else's turn
+                await asyncio.sleep(0)  # all else on the loop has its turn
 
     async def take(self, key: str, size: int | None, limits: LimitsConfig, wait_s: float) -> Hold:
         """Take room for a body, waiting for it at most `wait_s`; None: its size is not known.
@@ -198,7 +198,7 @@ class Bodies:
         return hold
 
     async def widen(self, hold: Hold, size: int, wait_s: float) -> None:
-        """Have a body hold so much in place of less, before who waits for all of its room.
+        """Have a body hold so much in place of less; it comes before those that wait for all of their room.
 
         Raises:
             TooManyWaiting, Overloaded: see `take`. It holds what it held.
@@ -232,7 +232,7 @@ class Bodies:
         self._let_in()
 
     def _let_in(self) -> None:
-        """Let in who waits, the longest first; a key over its share holds up nobody else."""
+        """Let in the bodies that wait, the longest first; one of a key over its share holds up no other."""
         still = []
         blocked = False
         for entry in self._waiting:
@@ -261,7 +261,7 @@ class Bodies:
         if self._is_over_share(entry):
             return TooManyWaiting(
                 f"Request bodies of this API key already hold {mine / 2**20:.0f} MiB, and one key may "
-                f"hold at most what is left of `limits.bodies` ({limit}) for others. {waited}",
+                f"hold at most as much of `limits.bodies` ({limit}) as it leaves for others. {waited}",
                 code="too_many_body_bytes",
                 retry_after_s=retry_after_s,
             )

@@ -1,7 +1,7 @@
 """What a request costs of its limits, before it runs and once it has ended.
 
-Reserved are its prompt, as exactly as it is known, and its output: what it says, else what outputs of its
-model and key usually take, at most `_CAP_TOKENS` a reply. Nothing is reserved beyond a whole limit, unless it
+Reserved are its prompt, as exactly as it is known, and its output: the limit that it states, else what outputs
+of its model and key usually take, at most `_CAP_TOKENS` a reply. Nothing is reserved beyond a whole limit, unless it
 is known to cost that: such a request runs when nothing else does.
 """
 
@@ -74,9 +74,9 @@ def _price_of(plan: Plan, prices: Prices, ask: Ask) -> Price:
 
 
 def give_back(limiter: Limiter, record: RequestRecord) -> Taken | None:
-    """Give back all that a request has taken: it may be charged for another model.
+    """Give back all that a request has taken, so that it can be charged for another model.
 
-    Returns by what it can still be settled, if it is not: from there on it has taken nothing.
+    Returns by what it is settled if it is not charged again: from now on it has taken nothing.
     """
     taken = record.taken
     if taken is None:
@@ -95,15 +95,15 @@ def settle(limiter: Limiter, record: RequestRecord) -> None:
 
 def costs_of(plan: Plan, price: Price, ask: Ask) -> Amounts:
     """Return what is reserved for a request."""
-    need, demand = ask.need, ask.demand
-    prompt = 0.0 if need is None else float(need.prompt_tokens)
+    need, demand, choices = ask.need, ask.demand, ask.call.choices
+    prompt = float(need.prompt_tokens)
     if not demand.exact:
         prompt = min(prompt, plan.input_most, plan.tokens_most)
-    usual = 0 if need is None else need.output_tokens
-    said = demand.max_new_tokens
-    stated = usual if said is None or not usual else said * ask.call.choices
+    limit, expected = demand.max_new_tokens, need.output_tokens  # 0: the endpoint generates nothing
+    if limit is not None and expected:
+        expected = limit * choices
     room = max(0.0, plan.tokens_most - prompt)
-    output = float(min(stated, _CAP_TOKENS * ask.call.choices, plan.output_most, room))
+    output = float(min(expected, _CAP_TOKENS * choices, plan.output_most, room))
     money = 0.0
     if plan.priced:
         money = price.of(prompt, 0) if demand.exact else 0.0
@@ -112,7 +112,7 @@ def costs_of(plan: Plan, price: Price, ask: Ask) -> Amounts:
 
 
 def actual_of(record: RequestRecord, costs: Amounts) -> Amounts:
-    """Return what a request used: nothing if no engine took it; what it reserved if nobody told.
+    """Return what a request used: nothing if no engine took it; what it reserved if its use is not known.
 
     One that was refused as wrong (4xx), or failed before its client had anything, was a request, and took
     no tokens.

@@ -26,7 +26,7 @@ class Cors:
 
     @classmethod
     def of(cls, config: CorsConfig) -> Cors | None:
-        """Return what the settings allow; None when no origin is."""
+        """Return what the settings allow; None if they allow no origin."""
         origins = frozenset(origin.encode() for origin in config.origins)
         return cls(origins, config.max_age) if origins else None
 

@@ -116,7 +116,7 @@ class Departure:
                 record, lost = self._down.record, self._departing.retrying.lost
                 assert record is not None
                 await lost(self._down, record, failed, Ending.BROKE, asked_at)
-            elif proven and not self._left():
+            elif proven and not self._leave():
                 await self._catch_up(ask, stream)
         finally:
             self._again_at = max(self._again_at, self._departing.clock.now() + self._pause_s)
@@ -131,13 +131,14 @@ class Departure:
         try:
             async with asyncio.timeout(within_s):
                 await self._departing.measuring.find_rest_of_ids(self._settings, ask, stream)
-            self._left()
+            self._leave()
         except TimeoutError:
             pass
         finally:
             self._relay.let_go()
 
-    def _left(self) -> bool:
+    def _leave(self) -> bool:
+        """Cut the stream if another backend has a place for it; return whether one has."""
         error = self._departing.leaving.leaves(*self._subject)
         if error is not None:
             self._relay.let_go(error)

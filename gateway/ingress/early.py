@@ -1,6 +1,6 @@
 """Requests that are refused before they reach a model: counted, logged, and kept to be explained.
 
-Some have no story to do so: those without a valid head, those without a route, and what is asked of
+`Early.settle` counts and logs those that never reach the handler: without a valid head, without a route, or on
 routes that are not inference.
 """
 
@@ -106,7 +106,7 @@ class Early:
     def settle(
         self, error: GatewayError, request_id: str, line: tuple[str, str], client: str | None
     ) -> None:
-        """Count, log and keep the refusal of a request that has no story; `client` is its address."""
+        """Count, log and keep the refusal of a request that no handler saw; `client` is its address."""
         record = RequestRecord(request_id, None, self._clock.now(), client=client)
         record.message = error.message
         record.outcome, record.error_code, record.status = error.outcome, error.code, error.status
@@ -138,7 +138,7 @@ def last_reply(error: GatewayError, request_id: str, first_lines: bytes) -> byte
 
 
 def too_many_connections(why: Shed, connections: Connections) -> TooManyConnections:
-    """Return what a client is told whose connection is one too many."""
+    """Return the refusal of a connection that is one too many."""
     if why is Shed.ADDRESS:
         return TooManyConnections(
             f"Your address has {connections.most_per_address} connections open, as many as this"

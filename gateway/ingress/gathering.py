@@ -1,4 +1,4 @@
-"""Stands where a client does for a relay, and keeps what it writes: for a reply that is sent as a whole."""
+"""Takes the place of the client for a relay, and keeps what that writes, to send it as a whole reply."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Gathering:
         return self.started
 
     def beat(self, reply: Reply, comment: bytes) -> None:
-        """Nobody is to be kept waiting."""
+        """Do nothing: no client reads this."""
 
     def end(self, data: bytes = b"") -> None:
         """Take the last of it."""
@@ -63,4 +63,4 @@ class Gathering:
         return self.whole.body()
 
     def cut(self) -> None:
-        """It cannot be finished; its client gets an error in its place."""
+        """Do nothing: the client gets an error in place of the reply."""

@@ -4,7 +4,7 @@
     read body      413, 408, 415
     parse          400
     resolve model  404, the same words for unknown and forbidden
-    fall back      what its pool cannot take may be another's, from here on: before anything was done
+    fall back      from here on, another pool may take what this one cannot, as long as nothing was done
     fit context    400, before anything is forwarded
     charge         429, what the limits of its key and tenant do not allow
     admit          at once, or after a wait for room; 503 or 429 with Retry-After when there is none
@@ -207,7 +207,7 @@ class Handler:
             record.fallback = Fallback(asked.pool, cause)
             other = Ask(route, down.asked or ask.call, UNMEASURED, ask.caller, session=ask.session)
             sent = other.attempts_before = self.retrying.passed_on(record)
-            down.gathering = down.trailed = None  # of what its own pool made of it (`keep_trail`)
+            down.gathering = down.trailed = None  # of its own pool's call (`keep_trail`)
             record.conversation = assign(other, down.revision)
             try:
                 await self._fit_and_charge(settings, record, other)
@@ -227,7 +227,7 @@ class Handler:
         self.retrying.passed_on(record)
         put_back()
         record.fallback = None
-        record.taken = taken if cause is Cause.CONTEXT else None  # an engine may have judged it
+        record.taken = taken if cause is Cause.CONTEXT else None  # an engine may have had it
         raise error
 
     async def _forward(  # noqa: C901, PLR0915 - all attempts, in one piece

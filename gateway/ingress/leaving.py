@@ -94,7 +94,7 @@ class Leaving:
             max_new_tokens=None if limit is None else max(1, limit - said),
         )
         need = self._gate.needs.of(ask.call, demand, ask.caller, ask.route.widest_tokens)
-        # It lives where it is: one whose window is smaller by now would refuse it, or end it sooner.
+        # It fits where it is. A backend whose window is smaller would refuse it, or end it sooner.
         tokens = demand.prompt_tokens if limit is not None else left.window_tokens or 0
         demand = structs.replace(
             demand, prompt_tokens=max(demand.prompt_tokens, tokens), exact=True
@@ -124,27 +124,27 @@ def runs_another(backend: Backend, ask: Ask) -> bool:
 
 
 def pass_over(ask: Ask, stream: TrailedStream, backends: Sequence[Backend]) -> bool:
-    """Have a stream's rest not go to engines that cannot go on with it; whether some are only too old."""
+    """Bar the backends that cannot go on with a stream; return whether some are only too old for that."""
     for each in backends:
         if runs_another(each, ask):
-            _never(ask, each)
+            _bar(ask, each)
     if isinstance(stream.trail, Transcript):
         return False
     for each in backends:
         if each.plain:  # it takes no token ids, or those of another tokenizer
-            _never(ask, each)
+            _bar(ask, each)
     if not stream.needs_ids_in_chats:
         return False
     old = [each for each in backends if not each.chats_take_ids]
     may_complete = bool(old) and stream.may_complete
     unable = [each for each in old if not (may_complete and _completes(each))]
     for each in unable:
-        _never(ask, each)
+        _bar(ask, each)
     return bool(unable)
 
 
-def _never(ask: Ask, backend: Backend) -> None:
-    """Note that a backend is not asked, even if it comes back while the ask waits."""
+def _bar(ask: Ask, backend: Backend) -> None:
+    """Bar a backend, even if it comes back while the ask waits."""
     ask.tried[backend.id] = math.inf
 
 

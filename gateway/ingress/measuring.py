@@ -49,7 +49,7 @@ _MOST_ASKED: Final = 16
 _READ_S: Final = 0.02
 _READ_BYTE_S: Final = 1e-6
 _MOST_READ_S: Final = 0.5
-# Text of more bytes for each token that fits would be as late again: it takes long to count, and is too long.
+# A text with more bytes for each token of the window is too long: a count that was late would be late again.
 # Russian with escapes has 18, as much as any.
 _LONGEST_TOKEN_BYTES: Final = 24
 _AGAIN_S: Final = (1.0, 3.0)  # spread: many are refused at one moment
@@ -113,7 +113,7 @@ class Measuring:
         record.demand = ask.demand = await self._counted(settings, ask)
 
     async def _blocks(self, settings: Settings, ask: Ask) -> PromptBlocks | None:
-        """Return the blocks of a prompt; None when no engine is asked about it, or nobody has its ids."""
+        """Return the blocks of a prompt; None if no engine tells what it holds, or the ids were not read in time."""
         call, route = ask.call, ask.route
         sizes = block_sizes(self.table.backends(route.pool))
         if not sizes or len(call.body) < FIRST_BYTES or call.endpoint not in READ:
@@ -136,21 +136,21 @@ class Measuring:
         backends = self.table.backends(route.pool)
         serving = [each for each in backends if each.phase is Phase.READY]
         serving = serving or [each for each in backends if each.phase is Phase.DEGRADED]
-        told = True
+        in_time = True
         try:
             demand = await self._settled(settings, ask, serving)
         except NobodyTold:
-            demand, told = None, False
+            demand, in_time = None, False
         if demand is not None:
             return demand
-        if not serving:  # the gate says so, and when to come again; or it waits for one that starts
+        if not serving:  # the gate refuses it, or lets it wait for a backend that starts
             return unjudged(call, caller=caller, policy=policy)
         judge = partial(unsettled, call, route=route, caller=caller, policy=policy)
         try:
             return judge() if call.places is None else await beside(judge)
         except ContextLengthExceeded:
             window_tokens = window_of(route, caller) or 0
-            if told or (call.text_bytes or 0) > _LONGEST_TOKEN_BYTES * window_tokens:
+            if in_time or (call.text_bytes or 0) > _LONGEST_TOKEN_BYTES * window_tokens:
                 raise
             raise _uncounted(window_tokens) from None
 
@@ -223,15 +223,15 @@ class Measuring:
         if not able or not stream.offer(await offers_of(stream.call)):
             return False, None
         pieces, prompt = stream.pieces, stream.prompt
-        said = await self._said(settings, ask, stream, able)
-        if said is not None and prompt is None and stream.call.endpoint is Endpoint.MESSAGES:
-            told = await settings.counters.prompt_ids(
+        shown = await self._tokens_shown(settings, ask, stream, able)
+        if shown is not None and prompt is None and stream.call.endpoint is Endpoint.MESSAGES:
+            found = await settings.counters.prompt_ids(
                 stream.call, stream.prompt_tokens, ask.route, able
             )
-            if told is not None:
-                prompt = told.ids
-                stream.render_with(told.effort)
-        elif said is not None and prompt is None:
+            if found is not None:
+                prompt = found.ids
+                stream.render_with(found.effort)
+        elif shown is not None and prompt is None:
             reader = min(able, key=lambda each: each.in_flight)
             salt = settings.salt(ask) if ask.route.tenants_apart else None
             try:
@@ -240,7 +240,7 @@ class Measuring:
                 return False, reader
         if stream.thinks and prompt:
             stream.closes_with(await self._mark(settings, ask, prompt, able))
-        return stream.ids_are(prompt or [], *(said or ([], [])), pieces), None
+        return stream.ids_are(prompt or [], *(shown or ([], [])), pieces), None
 
     async def _mark(
         self, settings: Settings, ask: Ask, prompt: list[int], able: Sequence[Backend]
@@ -248,32 +248,34 @@ class Measuring:
         """Ask for the token that ends the reasoning that a prompt begins; None: it begins none, as far as is known."""
         end = await settings.counters.text_of(prompt[-OPENING_TOKENS:], ask.route, able)
         mark = closing_mark(end or "")
-        told = None if mark is None else await settings.counters.tokens_of(mark, ask.route, able)
-        return told.ids[0] if told is not None and len(told.ids) == 1 else None
+        tokens = None if mark is None else await settings.counters.tokens_of(mark, ask.route, able)
+        return tokens.ids[0] if tokens is not None and len(tokens.ids) == 1 else None
 
     async def find_rest_of_ids(self, settings: Settings, ask: Ask, stream: RecitedStream) -> None:
         """Ask for the token ids of what was shown by now; those of its prompt are known. Cancel: nothing is held."""
         pieces = stream.pieces
-        said = await self._said(settings, ask, stream, self._able(ask))
-        stream.ids_are(stream.prompt or [], *(said or ([], [])), pieces)
+        shown = await self._tokens_shown(settings, ask, stream, self._able(ask))
+        stream.ids_are(stream.prompt or [], *(shown or ([], [])), pieces)
 
-    async def _said(
+    async def _tokens_shown(
         self, settings: Settings, ask: Ask, stream: RecitedStream, able: Sequence[Backend]
     ) -> Tokens | None:
-        """Ask for the tokens of what was shown; None where nobody knows, or they may have had more text."""
-        counters, text, marks = settings.counters, "".join(stream.pieces), stream.marks
-        said = await counters.tokens_of(text, ask.route, able)
-        for mark in marks if said is not None else ():
+        """Ask for the tokens of what was shown; None where nobody tells, or the last may have had more text."""
+        counters, text = settings.counters, "".join(stream.pieces)
+        shown = await counters.tokens_of(text, ask.route, able)
+        if shown is None:
+            return None
+        for mark in stream.marks:
             longer = await counters.tokens_of(text + mark, ask.route, able)
-            if said is None or longer is None or longer.ids[: len(said.ids)] != said.ids:
+            if longer is None or longer.ids[: len(shown.ids)] != shown.ids:
                 return None
-        return said
+        return shown
 
     def _able(self, ask: Ask) -> list[Backend]:
         return [each for each in self._serving(ask) if not each.plain]
 
     def _serving(self, ask: Ask) -> list[Backend]:
-        """Return the backends that serve, run what the stream leaves, and came back if the request failed there."""
+        """Return the backends that serve and run the same model; where the request failed, only if they came back."""
         members = self.table.backends(ask.route.pool)
         alike = [each for each in members if not runs_another(each, ask)]
         return [each for each in alike if each.phase in SERVING and not was_tried(each, ask)]
@@ -325,7 +327,7 @@ class Measuring:
 
 
 def _uncounted(window_tokens: int) -> Overloaded:
-    """Return why a prompt is refused for now that may be too long, and may not."""
+    """Return the refusal, for now, of a prompt that may be too long."""
     return Overloaded(
         f"The prompt may be longer than the {window_tokens} tokens that it may have, and no backend counted it"
         " in time. Retry.",

@@ -38,7 +38,7 @@ def outgoing(
         room_tokens = (backend.window_tokens or 0) - ask.demand.prompt_tokens
         call = down.trailed.sent(call, takes_ids=backend.chats_take_ids, room_tokens=room_tokens)
     if not call.unnamed or route.adapter is not None or backend.plain:
-        served_model = backend.served_name(route)  # a vLLM that is not told takes its base model
+        served_model = backend.served_name(route)  # without a name, a vLLM takes its base model
     record.weighed, record.costs_s = ask.weighed, ask.costs_s
     record.sent_model, record.adds_salt = served_model, salt is not None
     record.adds_usage, record.adds_ids = call.hides_usage, call.tells_ids

@@ -38,7 +38,7 @@ _JSON: Final = b"content-type: application/json\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Passing:
-    """Passes replies on, and notes what they tell of their request and its backend."""
+    """Passes replies on, and notes what they tell about their request and its backend."""
 
     table: PoolTable
     ledger: Ledger
@@ -74,27 +74,26 @@ class Passing:
     def _trailed(
         self, down: Downstream, ask: Ask, backend: Backend, how: Resume, *, veil: bool
     ) -> TrailedStream | None:
-        """Return the watch of a stream that another backend could go on with, or does go on with."""
-        if down.trailed is None or not down.trailed.went_on:
-            # One that is there was another backend's, which refused the request in its first frame.
-            by_text = how is _TEXT and not ask.call.tells_ids and self._trails(_TEXT, ask) is _TEXT
-            recites = how is _EXACT and not backend.plain and may_recite(ask.call)
-            if recites and self._several(ask):
-                call = self._kept(down, ask.call)
-                down.trailed = RecitedStream(call, ask.demand, request_id=down.id, veil=veil)
-                return down.trailed
-            down.trailed = (
-                TrailedStream(ask.call, ask.demand, request_id=down.id, veil=veil, by_text=by_text)
-                if ask.call.tells_ids or by_text
-                else None
+        """Return the watch of a stream that another backend could go on with, or does go on with; else None."""
+        if down.trailed is not None and down.trailed.went_on:
+            return down.trailed
+        down.trailed = None  # that of a backend which refused the request in its first frame
+        by_text = how is _TEXT and not ask.call.tells_ids and self._trails(_TEXT, ask) is _TEXT
+        recites = how is _EXACT and not backend.plain and may_recite(ask.call)
+        if recites and self._several(ask):
+            call = self._kept(down, ask.call)
+            down.trailed = RecitedStream(call, ask.demand, request_id=down.id, veil=veil)
+        elif ask.call.tells_ids or by_text:
+            down.trailed = TrailedStream(
+                ask.call, ask.demand, request_id=down.id, veil=veil, by_text=by_text
             )
         return down.trailed
 
     def _kept(self, down: Downstream, call: Call) -> Call:
-        """Return a call with all of its body, as long as its stream runs; without one where there is no room."""
+        """Return a call that has all of its body as long as its stream runs; none of it where there is no room."""
         if call.places is None:
             return call
-        if not may_go_on(call):  # its small fields say why
+        if not may_go_on(call):  # for which its small fields suffice
             return structs.replace(call, body=b"{}", fields=fields_at_hand(call), places=None)
         down.kept = down.kept or self.keeping.keep(call)
         if down.kept is None:
@@ -136,7 +135,7 @@ class Passing:
                 down.started_at = down.started_at or now
 
         goes_on = trailed is not None and trailed.went_on
-        if ask.call.stream and not record.stream and not goes_on:  # nothing of an attempt before
+        if ask.call.stream and not record.stream and not goes_on:  # drop what was gathered before
             down.gathering = Gathering(ask.call.dialect, settings.max_reply)
         relay = Relay(
             *(reply, watch, down.gathering or down, self.clock.now()),
@@ -187,7 +186,7 @@ class Passing:
         backend: Backend,
         relay: Relay,
     ) -> Departure | None:
-        """Have a stream leave a backend that is drained or has lost it; return what is to be closed behind it."""
+        """Have a stream leave a backend that is drained or has lost it; return what its end has to close, if any."""
         if isinstance(trailed, RecitedStream):
             departure = Departure(self.departing, settings, down, ask, trailed, backend, relay)
             relay.leaves = departure.begin
@@ -218,11 +217,13 @@ class Passing:
             GatewayError: it is no answer to the request.
         """
         goes_on = down.trailed is not None and down.trailed.went_on
-        if down.started or goes_on:  # it waited in public, or has begun; what came is no stream
+        if (
+            down.started or goes_on
+        ):  # the client has the head of a stream, or a part of one was made
             raise answered_late(reply, ask.call, goes_on=goes_on)
         veil = ask.route.tenants_apart
-        said = answer(reply, ask.call, down.id, record.engine_id, most_bytes, veil=veil)
-        record.status, record.outcome, record.usage = said.status, said.outcome, said.usage
-        record.error_code = said.code
-        down.respond(said.status, said.lines, said.body)
+        final = answer(reply, ask.call, down.id, record.engine_id, most_bytes, veil=veil)
+        record.status, record.outcome, record.usage = final.status, final.outcome, final.usage
+        record.error_code = final.code
+        down.respond(final.status, final.lines, final.body)
         record.first_byte_at = down.started_at

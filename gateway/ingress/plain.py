@@ -84,12 +84,12 @@ class PlainRequest:
                 self._read_on()
 
     def on_message_complete(self) -> None:
-        """The body is whole."""
+        """Note that the body is whole."""
         self.body_complete = True
         self._read_on()
 
     def break_off(self, error: GatewayError) -> None:
-        """The body cannot be read on: an app that waits for it gets what there is."""
+        """Note that the body cannot be read on: an app that waits for it gets what there is."""
         self._read_on()
 
     def start(self, app: ASGIApp) -> None:
@@ -97,7 +97,7 @@ class PlainRequest:
         self.task = aio.start(self._run(app), name="plain request", loop=self._protocol.loop)
 
     def on_client_gone(self) -> None:
-        """The connection is lost; an app that waits for the body ends."""
+        """Note that the connection is lost; end an app that waits for the body."""
         self.gone = True
         if self._more is not None and self.task is not None:
             self.task.cancel()

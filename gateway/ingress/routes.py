@@ -73,7 +73,7 @@ def public_app(
         stands = await _standing(handler, holder.caller, request.query_params.get("model"))
         return JSONResponse({**own_told(holder, keys.tiers, now), "standing": stands})
 
-    def told(name: str, entry: Entry, asking: Caller) -> dict[str, object]:
+    def described(name: str, entry: Entry, asking: Caller) -> dict[str, object]:
         return model_entry(
             name,
             parent=entry.parent,
@@ -87,7 +87,7 @@ def public_app(
         asking = caller(request)
         visible = handler.catalog().visible(asking)
         return JSONResponse(
-            model_list([told(name, entry, asking) for name, entry in visible.items()])
+            model_list([described(name, entry, asking) for name, entry in visible.items()])
         )
 
     async def model(request: Request) -> Response:
@@ -99,15 +99,15 @@ def public_app(
         if entry is None:
             raise ModelNotFound("This model does not exist or you do not have access to it. "
                                 "GET /v1/models lists what this key can use.", param="model")  # fmt: skip
-        return JSONResponse(told(name, entry, asking))
+        return JSONResponse(described(name, entry, asking))
 
     async def tokenizer_info(request: Request) -> Response:
         named = request.query_params.get("model", "")
         route = handler.catalog().admit(named, caller(request)).route
         backends = [each for each in table.backends(route.pool) if each.phase is Phase.READY]
         try:
-            told = await handler.settings.counters.tokenizer_info(backends[0])
-            fields = fields_of(told)
+            info = await handler.settings.counters.tokenizer_info(backends[0])
+            fields = fields_of(info)
         except (OSError, LookupError, msgspec.DecodeError):
             raise EndpointNotServed(
                 "No backend of this model tells its tokenizer: vLLM does with "

@@ -56,7 +56,7 @@ class Finder(Protocol):
 
 @dataclass(slots=True)
 class _Copy:
-    """One copy under way, and what became of it so far."""
+    """One copy under way, and its outcome so far."""
 
     pool: str  # that was asked
     to: str
@@ -233,13 +233,13 @@ class _Discarded:
         return False
 
     def on_end(self, data: bytes) -> None:
-        """Have read it; the connection may be another's by now."""
+        """Note the end; the connection may carry another request by now."""
         self._connection = None
         if not self._whole.done():
             self._whole.set_result(None)
 
     def on_lost(self, error: UpstreamError) -> None:
-        """Learn that the backend broke off."""
+        """Note that the backend broke off."""
         if not self._whole.done():
             self._whole.set_exception(error)
 

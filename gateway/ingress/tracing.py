@@ -34,9 +34,8 @@ class Tracing:
         """Return what the settings say; None: there are no traces, and nothing of them is imported."""
         if config.endpoint is None:
             return None
-        from gateway.observe.otlp import (
-            Traces,  # the library is an extra, and takes 0.2 s to import
-        )
+        # Its library is an extra, and takes 0.2 s to import.
+        from gateway.observe.otlp import Traces
 
         headers = {name: value.get_secret_value() for name, value in config.headers.items()}
         traces = Traces(config.endpoint.get_secret_value(), headers, clock)
