@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 _EAGER: Final = sys.version_info >= (3, 12)
 # What fails at once fails again: it is to fill neither a core nor the log.
 _AFTER_BUG_S: Final = 1.0
-# A loop that was held up comes to its timers before it reads. After this time it has read, too.
+# A loop that was held up runs its timers before it reads. So long after them it has read, too.
 READ_S: Final = 0.001
 
 
@@ -62,13 +62,13 @@ def start(
 
 
 def after_reading(due: Callable[..., None], *args: Any) -> None:
-    """Call `due` once what has come by now is read, and who waits for it has had a turn: it may not be late at all."""
+    """Call `due` once the loop has read what has come by now, and its waiters had a turn: it may not be late at all."""
     loop = asyncio.get_running_loop()
     loop.call_later(READ_S, loop.call_soon, due, *args)
 
 
 async def guarded(work: Coroutine[Any, Any, Result], *, name: str) -> Result | None:
-    """Run work that belongs to a group of others: what it raises is logged, and does not end them.
+    """Run work in a group of tasks: what it raises is logged, and does not end the others.
 
     Returns what the work does; None where it raised. Cancel: cancels the work.
     """
@@ -148,7 +148,7 @@ class InTime:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None  # which refers to this
+            self._timer = None  # it refers to this object
         await self._limit.__aexit__(kind, error, where)
 
     def _late(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:

@@ -40,7 +40,7 @@ class Fact(msgspec.Struct, frozen=True, gc=False):
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):
-    """What a body asks for: what was measured, and how many fields are unknown."""
+    """What a body asks for: facts, and how many of its fields are unknown."""
 
     facts: tuple[Fact, ...] = ()
     unknown: int = 0

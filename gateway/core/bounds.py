@@ -1,4 +1,4 @@
-"""Bounds of what operators ask for: the command line tells them before it asks, the admin API judges by them."""
+"""Bounds of what operators ask for: the command line checks them before it asks, the admin API as it answers."""
 
 from __future__ import annotations
 

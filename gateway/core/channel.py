@@ -23,7 +23,8 @@ from gateway.core.aio import READ_S, guarded, start
 MOST_BYTES: Final = 64 * 1024 * 1024  # of one message: all metrics, or one page of a list
 _MOST_CALLS: Final = 1024  # being answered at a time
 _HEAD_BYTES: Final = 4
-_UNREAD_BYTES: Final = 1024 * 1024  # that the other side may leave before it is told nothing more
+# The other side may leave so much unread. Beyond that it is told nothing more.
+_UNREAD_BYTES: Final = 1024 * 1024
 
 Answer = Callable[..., Awaitable[Any]]
 Answers = Mapping[str, Answer]

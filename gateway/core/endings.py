@@ -1,4 +1,4 @@
-"""How an attempt at a backend ended, as far as that says something about the backend: one closed list."""
+"""How an attempt failed at a backend, and why no other one goes on with a stream: two closed lists."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Ending(Enum):
     STALE = "stale"  # a reused idle connection was closed under it, unanswered
     MOVED = "moved"  # it is drained, and another backend goes on with the stream
     REST_REFUSED = "rest_refused"  # it answered 4xx to the rest of a stream that another one began
-    DOWN = "down"  # it was out of service already, and the request with it
-    REFUSED = "refused"  # it answered 4xx, and then another pool, or backend, was asked
+    DOWN = "down"  # it was out of service, and the request in it was ended
+    REFUSED = "refused"  # it answered 4xx, and another pool or backend was asked
 
     __hash__ = object.__hash__  # members are single objects; Enum's own hash is a call into Python
 

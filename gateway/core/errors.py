@@ -123,7 +123,7 @@ class UnknownUrl(RequestError):
 
 
 class RequestQuarantined(RequestError):
-    """It was being worked on as two backends died, so no third one gets it for a while: 400."""
+    """Two backends died with this request in them, so no third one gets it for a while: 400."""
 
     default_code = "request_quarantined"
 
@@ -301,7 +301,7 @@ class EndedByShutdown(GatewayError):
 
 
 class ReplyTooLarge(GatewayError):
-    """A backend did what its client had asked for, and that is more than is passed on (`limits.max_reply`)."""
+    """A backend did what the client asked for, but the reply is larger than `limits.max_reply`: 502."""
 
     status = 502
     outcome = Outcome.REJECTED
@@ -324,7 +324,7 @@ class UpstreamError(GatewayError):
     default_code = "backend_error"
     outcome = Outcome.BACKEND_ERROR
     ending: ClassVar[Ending] = Ending.BROKE
-    # It ended the reply itself, unfinished, as one that is stopped: it did not crash.
+    # The backend itself ended an unfinished reply, as one does that is stopped: it did not crash.
     in_order = False
 
 
@@ -378,7 +378,7 @@ class RestRefused(BackendBroke):
 
 
 class BackendDown(UpstreamError):
-    """The backend was declared down, or is restarted, with the request in it: 502. Known of it already."""
+    """The backend was declared down, or is restarted, with the request in it: 502. Its health knows that already."""
 
     default_code = "backend_down"
     ending = Ending.DOWN

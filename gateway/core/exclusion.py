@@ -36,7 +36,7 @@ class Exclusion(Enum):
         return self in _PASSING
 
 
-# What waits for an adapter holds nothing up: the room that it would need is not what it waits for.
+# A request that waits for an adapter waits for no room, and so holds no other up.
 AWAITS_ADAPTER = frozenset({Exclusion.ADAPTER_LOADING, Exclusion.ADAPTER_DUE})
 _PASSING = frozenset(
     {
@@ -55,7 +55,7 @@ _PASSING = frozenset(
 
 @dataclass(slots=True)
 class Choice:
-    """Why a request goes where it goes: what each backend of its pool is worth to it now.
+    """Why a request goes where it goes: what each backend of its pool would cost it now.
 
     One that is neither in `expected_s` nor excluded is a later choice, while an earlier one is free.
     """

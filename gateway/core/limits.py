@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, NamedTuple, TypeVar
 
-_Said = TypeVar("_Said")
+_Value = TypeVar("_Value")
 
 
 class Period(Enum):
@@ -126,7 +126,7 @@ def manner_of(limits: KeyLimits, rule: Rule) -> tuple[OnOutage | None, bool | No
     """Return a rule's `on_outage` and `shadow`: its own, else those of its mapping."""
     for each, on_outage, shadow in limits.apart:
         if each is rule:
-            return _said(on_outage, limits.on_outage), _said(shadow, limits.shadow)
+            return _or_else(on_outage, limits.on_outage), _or_else(shadow, limits.shadow)
     return limits.on_outage, limits.shadow
 
 
@@ -134,8 +134,8 @@ def limits_within(each: KeyLimits, whole: KeyLimits) -> KeyLimits:
     """Return limits of some models with the `on_outage` and `shadow` of the mapping that they stand in."""
     return replace(
         each,
-        on_outage=_said(each.on_outage, whole.on_outage),
-        shadow=_said(each.shadow, whole.shadow),
+        on_outage=_or_else(each.on_outage, whole.on_outage),
+        shadow=_or_else(each.shadow, whole.shadow),
     )
 
 
@@ -153,13 +153,13 @@ def _merged(own: KeyLimits, wide: KeyLimits) -> KeyLimits:
     most: dict[str, float] = {}
     apart: list[tuple[Rule, OnOutage | None, bool | None]] = []
     for rule in Rule:
-        said_by = own if getattr(own, rule.value) is not None else wide
-        if getattr(said_by, rule.value) is None:
+        source = own if getattr(own, rule.value) is not None else wide
+        if getattr(source, rule.value) is None:
             continue
-        on_outage, shadow = manner_of(said_by, rule)
-        if said_by is wide:
-            on_outage, shadow = _said(own.on_outage, on_outage), _said(own.shadow, shadow)
-        most[rule.value] = getattr(said_by, rule.value)
+        on_outage, shadow = manner_of(source, rule)
+        if source is wide:
+            on_outage, shadow = _or_else(own.on_outage, on_outage), _or_else(own.shadow, shadow)
+        most[rule.value] = getattr(source, rule.value)
         if (on_outage, shadow) != (None, None):
             apart.append((rule, on_outage, shadow))
     ours, theirs = dict(own.models), dict(wide.models)
@@ -173,8 +173,8 @@ def _merged(own: KeyLimits, wide: KeyLimits) -> KeyLimits:
     return KeyLimits(**most, apart=tuple(apart), models=tuple(models.items()))  # type: ignore[arg-type]
 
 
-def _said(first: _Said | None, otherwise: _Said | None) -> _Said | None:
-    return otherwise if first is None else first
+def _or_else(stated: _Value | None, otherwise: _Value | None) -> _Value | None:
+    return otherwise if stated is None else stated
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +226,8 @@ class Plan(Counts):
     words: str  # the rules, as scripts read them
     calendar: str  # those of them that count over a day or a month
     months: str  # those that count over a month
-    shown: tuple[
-        tuple[bytes, tuple[int, ...]], ...
-    ]  # headers: a label, and the rules that it may tell of
+    # For headers: a label, and the rules that it may tell of.
+    shown: tuple[tuple[bytes, tuple[int, ...]], ...]
     # A request is never thought to cost more than these, or it could not run at all.
     input_most: float
     output_most: float

@@ -38,9 +38,8 @@ class Prefix(msgspec.Struct, gc=False):
     separate caches never share one.
     """
 
-    keys: list[
-        int
-    ]  # the hashes, the longest first; none for a short prompt that has only a session
+    # The hashes, the longest first; none for a short prompt that has only a session.
+    keys: list[int]
     ends: tuple[int, ...]  # bytes that each hash covers
     size: int  # bytes of the whole prompt
     prompt_tokens: int  # as in `Need`
@@ -68,9 +67,9 @@ class SentPrompt(msgspec.Struct, gc=False):
     new_keys: int  # hashes that were new there
     most_tokens: int | None = None  # that may have been cached there; None: all of the prompt
     rank: int | None = None  # the engine that takes it, where a server has several
-    work_tokens: int = 0  # that it still costs that engine
+    work_tokens: int = 0  # tokens of work that it still costs that engine
     by: object = None  # the index that counts these
-    counted: bool = False  # it was compared, or will be, with what the engine finds
+    counted: bool = False  # the index compares it with what the engine finds, or has done so
     session_tokens: int = 0  # of the prompt, that its session sent there before
     session_before: int = 0  # all that its session had sent there last
     expected: Sequence[bytes] = ()  # blocks that its index did not expect or know before

@@ -128,8 +128,8 @@ class Call(msgspec.Struct, frozen=True):
     body: bytes
     max_new_tokens: int | None = None
     max_new_field: str | None = None
-    choices: int = 1  # that a complete answer holds: n x number of prompts
-    sequences: int = 1  # that it becomes in an engine: one for each choice, prompt and document
+    choices: int = 1  # in a complete answer: n x number of prompts
+    sequences: int = 1  # in an engine: one for each choice, prompt and document
     longest_ratio: float = 1.0  # of several prompts: the longest's share of all their text
     wants_usage: bool = False
     text_bytes: int | None = None  # UTF-8 of the longest prompt at most; None: unbounded (images)
@@ -142,9 +142,9 @@ class Call(msgspec.Struct, frozen=True):
     asked: Asked = NOTHING_ASKED
     fields: Mapping[str, msgspec.Raw] | None = None  # of a small JSON body, if it was taken apart
     places: Places | None = None  # of a large JSON body, which is never decoded as a whole
-    tells_ids: bool = False  # the backend is to tell the ids of all tokens: see `resume.stream`
-    messages_only: bool = False  # nothing else in the body tells its prompt, or names a session
-    event_tokens: int = 1  # of a stream: as many of one choice come together, but for the first
+    tells_ids: bool = False  # the backend is asked for the ids of all tokens: see `resume.stream`
+    messages_only: bool = False  # no other field adds to its prompt, or names a session
+    event_tokens: int = 1  # in each event of a stream, but for the first of a choice
 
     @property
     def hides_usage(self) -> bool:
@@ -175,7 +175,7 @@ class Demand(msgspec.Struct, frozen=True):
     prompt_tokens: int
     exact: bool
     max_new_tokens: int | None = None
-    judged: bool = True  # False: nobody who could count it served yet
+    judged: bool = True  # False: no backend that could count it served as it came
 
     @property
     def total_tokens(self) -> int:
@@ -260,7 +260,7 @@ class ModelsSeen:
 
 @dataclass(frozen=True, slots=True)
 class TrafficOk:
-    """A real request ended well on the backend. `trial`: by it a backend on probation was tried."""
+    """A real request ended well on the backend. `trial`: it tried a backend that is on probation."""
 
     at: float
     trial: bool = False
@@ -268,7 +268,7 @@ class TrafficOk:
 
 @dataclass(frozen=True, slots=True)
 class TrafficFailed:
-    """An attempt failed at the backend; whose fault that is, `pools.attribution` says. `trial` as above."""
+    """An attempt failed at the backend; `pools.attribution` says whose fault that is. `trial` as above."""
 
     at: float
     ending: Ending
@@ -297,7 +297,7 @@ class Need(msgspec.Struct, frozen=True, gc=False):
 
     prompt_tokens: int
     output_tokens: int
-    streams: bool = False  # its first token will be seen, and tells that its prompt was read
+    streams: bool = False  # its first token will be seen, which shows that its prompt was read
     sequences: int = 1  # of several, those that find no room in the engine wait there
 
     @property
@@ -318,28 +318,28 @@ class Ask(msgspec.Struct):
     tried: dict[str, float] = {}  # when the phase began in which an attempt failed there
     returned: bool = False  # its client says that it was refused before (`x-stainless-retry-count`)
     prefix: Prefix | None = None  # None: nothing is known of its beginning
-    session: bytes = b""  # that its client names in a header
+    session: bytes = b""  # as its client names it in a header
     asked_at: float = -math.inf  # when it came
-    free_at: float = math.inf  # since when another backend could take it than it waits for
+    free_at: float = math.inf  # since when a backend other than `awaits` could take it
     awaits: str | None = None  # the backend that it waits for, because its prompt is cached there
-    fallback: Fallback | None = None  # its own pool could not take it
-    attempts_before: int = 0  # that were made in other pools
-    on_trial: bool | None = None  # goes to the revision on trial; None: there is none
+    fallback: Fallback | None = None  # set when its own pool could not take it
+    attempts_before: int = 0  # made in other pools
+    on_trial: bool | None = None  # whether it goes to the revision on trial; None: there is none
     place: Slot | None = None  # taken ahead, for the rest of its stream
-    leaves: tuple[str, str | None] | None = None  # by its stream: revision, and adapter's path
+    leaves: tuple[str, str | None] | None = None  # what its stream leaves: revision, adapter's path
     weighed: tuple[str, ...] = ()  # the backends that were compared last
-    costs_s: Sequence[float] = ()  # of the request at each of them
+    costs_s: Sequence[float] = ()  # of the request, at each of `weighed`
 
 
 class Credit(msgspec.Struct, gc=False):
-    """What one request in flight is credited with; `pools.room.Room` alone makes and changes it."""
+    """What one request in flight counts for; `pools.room.Room` alone makes and changes it."""
 
     prompt_tokens: int
     output_tokens: int
     need_tokens: int = 0  # both, and what a batch that is larger than the cache needs on top
     unread_tokens: int = 0  # of the prompt, that the engine has to read
     unread_before: int = 0  # of other prompts, at the backend when it was sent
-    read_at: int | None = None  # scrapes seen when its prompt had been read; None: it is not yet
+    read_at: int | None = None  # scrapes seen when its prompt had been read; None: not read yet
     held: bool = True
     tenant: str = ""
     sequences: int = 1
@@ -359,11 +359,11 @@ class Slot(msgspec.Struct, gc=False):
 
     @property
     def rank(self) -> int | None:
-        """The engine that is to take it, where a server has several."""
+        """The engine that is to take the request, where a server has several."""
         return None if self.sent is None else self.sent.rank
 
     def held_from(self, give_back: Callable[[Slot], None] | None) -> bool:
-        """Whether it was taken from there and was not given back yet."""
+        """Whether `give_back` is where it goes back to, and it was not given back yet."""
         return give_back is not None and self._give_back is give_back
 
     def release(self) -> None:
@@ -382,28 +382,28 @@ class RequestRecord(msgspec.Struct, gc=False):
     caller: Caller | None = None
     model: str | None = None  # as asked, only once it is known to exist
     pool: str | None = None  # that answered, or was asked last
-    fallback: Fallback | None = None  # of another pool
+    fallback: Fallback | None = None  # from which pool it came, and why
     adapter: str | None = None
     stream: bool = False
     backend_id: str | None = None
     revision: str = ""  # of that backend
-    conversation: float | None = None  # to which it belongs, by a hash, where a canary is on trial
+    conversation: float | None = None  # the hash of its conversation, where a canary is on trial
     attempts: int = 0
-    failed: tuple[Attempt, ...] = ()  # of these
+    failed: tuple[Attempt, ...] = ()  # the attempts that failed
     trace: Trace | None = None  # None: there are no traces
     weighed: tuple[str, ...] = ()  # as in `Ask`, for the last attempt
     costs_s: Sequence[float] = ()
-    sent_model: str | None = None  # the name that the backend got; None: the client's body has it
+    sent_model: str | None = None  # the name that the backend got; None: that in the client's body
     adds_usage: bool = False  # a usage chunk was asked for that the client did not want
-    adds_ids: bool = False  # it was asked for the ids of all tokens
-    adds_salt: bool = False  # the salt of its prefix cache was made the tenant's own
+    adds_ids: bool = False  # the backend was asked for the ids of all tokens
+    adds_salt: bool = False  # its prefix cache got a salt of the tenant's own
     stated_tokens: int | None = None  # limit of the output, as the client wrote it
     sent: SentPrompt | None = None  # of the last attempt; let go once the request is settled
-    expected_cached_tokens: int | None = None  # what `sent` says of it, kept
+    expected_cached_tokens: int | None = None  # as `sent` has it; kept when that is let go
     engine_id: str = ""  # what the engine calls the last attempt
-    body_at: float | None = None  # its whole body was there; of an upload, what names its model
+    body_at: float | None = None  # when its whole body was there; of an upload, its model's name
     queue_s: float = 0.0  # waited for a place on a backend, in all
-    waits: tuple[Waited, ...] = ()  # what that is made of
+    waits: tuple[Waited, ...] = ()  # the parts of `queue_s`
     need: Need | None = None
     choices: int = 1
     shed_reason: ShedReason | None = None
@@ -415,15 +415,15 @@ class RequestRecord(msgspec.Struct, gc=False):
     error_code: str | None = None
     message: str | None = None  # of the error, as its client reads it
     resumed: int = 0  # how often another backend went on with its stream
-    moved: int = 0  # of these, how often because its own was drained
-    not_resumed: Barrier | None = None  # why nobody went on, where its stream was cut short
+    moved: int = 0  # how often of these because its own backend was drained
+    not_resumed: Barrier | None = None  # why no backend went on with a stream that broke off
     demand: Demand | None = None
     usage: Usage | None = None
     taken: Taken | None = None  # of its limits, if it has any
     price: Price | None = None  # of its tokens, where a budget counts them
     client: str | None = None  # address, behind trusted proxies; None on a UNIX socket
     client_retry: int = 0  # x-stainless-retry-count
-    unknown_fields: int = 0  # of its body: neither vLLM nor a public API knows them
+    unknown_fields: int = 0  # in its body, of which neither vLLM nor a public API knows
     bytes_out: int = 0
     settled: bool = False  # set by the ledger; a second settling is a bug
 
