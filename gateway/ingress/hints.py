@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 from urllib.parse import unquote
 
+from gateway.core.printable import printable
+from gateway.observe.redact import redact
 from gateway.wire.calls import ENDPOINTS
 
 _SERVED: Final = frozenset(path.decode() for path in ENDPOINTS) | {
@@ -30,7 +32,9 @@ def hint(path: str) -> str:
         before, mended = mended, mend(mended)
         if mended != before:
             extra = before.removesuffix(mended).removesuffix(mended.removeprefix("/v1"))
-            wrong.append(what.format(extra))
+            wrong.append(
+                what.format(printable(redact(extra)))
+            )  # a key may have been pasted into it
     if mended in _SERVED:
         return f"{'. '.join(wrong)}. Use {mended}."
     return _elsewhere(path) or _list()

@@ -105,3 +105,17 @@ def test_every_endpoint_is_found_behind_each_mistake(path):
         if wrong.encode() in ENDPOINTS:
             continue  # `/v1/rerank` for `/rerank`: both are served
         assert f"Use {text}." in hint(wrong), wrong
+
+
+@pytest.mark.parametrize(
+    "secret", ["gw_abc_0123456789", "sk-0123456789abcdef", "%67w_abc_0123456789"]
+)
+def test_a_key_that_was_pasted_into_the_url_is_not_repeated(secret):
+    said = hint(f"/{secret}/v1/models")
+    assert "0123456789" not in said
+    assert "Remove `/" in said
+    assert "Use /v1/models." in said
+
+
+def test_control_characters_of_the_url_are_shown_escaped():
+    assert "Remove `/a\\nb`." in hint("/a%0ab/v1/models")
