@@ -54,7 +54,7 @@ class Body(msgspec.Struct, eq=False):
         if (content_length or 0) > limit_bytes:
             raise too_large(limit_bytes)
         if (content_length or 0) <= SMALL_BODY_BYTES:
-            await self._reaches(min(SMALL_BODY_BYTES, limit_bytes) + 1)
+            await self._reaches(SMALL_BODY_BYTES + 1)
         return self.at_hand()
 
     def at_hand(self) -> bytes | None:
@@ -84,8 +84,9 @@ class Body(msgspec.Struct, eq=False):
         parts, self._parts = self._parts, []
         return parts
 
-    async def _reaches(self, size: int) -> None:
-        """Wait until so many bytes came, or the body is whole. Only this is the client's time."""
+    async def _reaches(self, size: float) -> None:
+        """Wait until so many bytes came, or the body is whole or too large. Only this is the client's time."""
+        size = min(size, self._limit_bytes + 1)
         if not self.complete and self.came_bytes < size and self.error is None:
             on_wanted, self.on_wanted = self.on_wanted, None
             if on_wanted is not None:

@@ -5,8 +5,10 @@ import asyncio
 import pytest
 
 from gateway.config.limits import LimitsConfig
-from gateway.core.errors import Overloaded, TooManyWaiting
+from gateway.core.errors import BodyTooLarge, Overloaded, TooManyWaiting
 from gateway.ingress.bodies import Bodies
+from gateway.ingress.body import Body
+from gateway.wire.small import SMALL_BODY_BYTES
 
 MIB = 1 << 20
 LIMITS = LimitsConfig(bodies="8MiB", max_body="4MiB")
@@ -168,3 +170,19 @@ async def test_a_body_that_may_not_grow_in_time_is_refused_and_holds_what_it_hel
     for each in (growing, *held):
         each.release()
     assert bodies.held_bytes == 0
+
+
+@scenario
+async def test_a_body_that_is_too_large_is_refused_at_once_though_it_has_not_ended():
+    body = Body()
+    assert await reads(body, limit_bytes=MIB, first=bytes(SMALL_BODY_BYTES + 1)) is None
+    assert await body.next_part() is not None
+    body.on_data(bytes(MIB))
+    with pytest.raises(BodyTooLarge):
+        await body.next_part()
+
+
+async def reads(body, *, limit_bytes, first):
+    """Begin to read a body in chunks, of which the first comes at once."""
+    asyncio.get_running_loop().call_soon(body.on_data, first)
+    return await body.read(limit_bytes, 5.0, None)
