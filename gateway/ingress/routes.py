@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Final
 
 import msgspec
 from msgspec import Raw
@@ -21,12 +22,8 @@ from starlette.routing import Route
 from gateway.access.keys import check_address
 from gateway.access.told import own_told
 from gateway.core.aio import Clock
-from gateway.core.errors import (
-    EndpointNotServed,
-    GatewayError,
-    ModelNotFound,
-)
-from gateway.core.types import Caller, Phase
+from gateway.core.errors import EndpointNotServed, GatewayError, ModelNotFound, Unavailable
+from gateway.core.types import SERVING, Caller, Phase
 from gateway.counting.context import widest_of
 from gateway.ingress.handler import Handler
 from gateway.ingress.server import Ingress
@@ -36,6 +33,8 @@ from gateway.pools.table import PoolTable
 from gateway.routing.catalog import Entry, status
 from gateway.wire.objects import fields_of
 from gateway.wire.replies import model_entry, model_list
+
+_RETRY_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +103,7 @@ def public_app(
     async def tokenizer_info(request: Request) -> Response:
         named = request.query_params.get("model", "")
         route = handler.catalog().admit(named, caller(request)).route
-        backends = [each for each in table.backends(route.pool) if each.phase is Phase.READY]
-        try:
-            info = await handler.settings.counters.tokenizer_info(backends[0])
-            fields = fields_of(info)
-        except (OSError, LookupError, msgspec.DecodeError):
-            raise EndpointNotServed(
-                "No backend of this model tells its tokenizer: vLLM does with "
-                "`--enable-tokenizer-info-endpoint`."
-            ) from None
-        if "name_or_path" in fields:  # a path on the backend's host
-            fields["name_or_path"] = Raw(msgspec.json.encode(route.requested))
+        fields = await _tokenizer_info(handler, table, route.pool, route.requested)
         return Response(msgspec.json.encode(fields), media_type="application/json")
 
     async def livez(request: Request) -> Response:
@@ -158,6 +147,35 @@ async def _standing(handler: Handler, caller: Caller, named: str | None) -> list
         model, pool = route.requested, route.pool
     plan = handler.settings.plans.of(caller, model, pool)
     return [] if plan is None else await standing(handler.limiter, plan)
+
+
+async def _tokenizer_info(
+    handler: Handler, table: PoolTable, pool: str, model: str
+) -> dict[str, Raw]:
+    """Return what a backend tells of its tokenizer, without the path of its folder.
+
+    Raises:
+        Unavailable: no backend serves now (503).
+        EndpointNotServed: it does not tell (404).
+    """
+    serving = [each for each in table.backends(pool) if each.phase in SERVING]
+    if not serving:
+        raise Unavailable(
+            f"Model `{model}` is temporarily unavailable: none of its backends serves now. Retry later.",
+            param="model",
+            retry_after_s=_RETRY_S,
+        )
+    asked = next((each for each in serving if each.phase is Phase.READY), serving[0])
+    try:
+        fields = fields_of(await handler.settings.counters.tokenizer_info(asked))
+    except (OSError, msgspec.DecodeError):
+        raise EndpointNotServed(
+            "No backend of this model tells its tokenizer: vLLM does with "
+            "`--enable-tokenizer-info-endpoint`."
+        ) from None
+    if "name_or_path" in fields:  # a path on the backend's host
+        fields["name_or_path"] = Raw(msgspec.json.encode(model))
+    return fields
 
 
 def _presented(request: Request) -> tuple[bytes | None, bytes | None, bytes | None]:

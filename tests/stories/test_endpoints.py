@@ -2,6 +2,7 @@
 
 import json
 
+from gateway.core.types import Phase
 from gateway.sim.server import SimConfig
 from tests.stories.support import gateway, story
 
@@ -128,3 +129,13 @@ async def test_the_tokenizer_is_told_without_the_path_of_its_folder():
     async with gateway(SimConfig(model="m", speed=0, paths=())) as world:
         reply = await world.http.get("/tokenizer_info")
         assert (reply.status_code, reply.json()["error"]["code"]) == (404, "endpoint_not_supported")
+
+
+@story
+async def test_while_nobody_serves_the_tokenizer_is_unavailable_and_not_unknown():
+    async with gateway() as world:
+        world.sims[0].inject("refuse")
+        await world.until(lambda: world.process.table.backends("m")[0].phase is Phase.DOWN)
+        reply = await world.http.get("/tokenizer_info")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "model_unavailable")
+        assert 1 <= int(reply.headers["retry-after"]) <= 30
