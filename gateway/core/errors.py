@@ -252,14 +252,17 @@ class Overloaded(Rejected):
 
 
 class EngineFull(Overloaded):
-    """The engine itself refused: busy, not sick. `admission.refusals.engine_refused` is what a client gets."""
+    """The engine itself refused: busy, not sick. `admission.refusals.engine_refused` is what a client gets.
+
+    `pause_s` is how long the engine asks to wait; None: it does not say.
+    """
 
     ending: ClassVar[Ending] = Ending.FULL
 
-    def __init__(self, message: str, told_s: float | None = None) -> None:
-        again_s = told_s or random.uniform(1.0, 3.0)  # spread: many are refused at one moment
-        super().__init__(message, reason=ShedReason.ENGINE, retry_after_s=again_s)
-        self.told_s = told_s
+    def __init__(self, message: str, pause_s: float | None = None) -> None:
+        retry_after_s = pause_s or random.uniform(1.0, 3.0)  # spread: many are refused at once
+        super().__init__(message, reason=ShedReason.ENGINE, retry_after_s=retry_after_s)
+        self.pause_s = pause_s
 
 
 class TooManyWaiting(Rejected):

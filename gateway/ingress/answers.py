@@ -168,10 +168,10 @@ def _plain_usage(reply: Reply, body: bytes) -> Usage | None:
 
 def engine_full(reply: Reply, call: Call) -> EngineFull:
     """Return the error for an engine's own refusal for capacity, with its words and its time to retry."""
-    told = reply.headers.get(b"retry-after", b"")
-    told_s = float(told) if told.isdigit() and len(told) < 5 else None  # a date is left alone
+    pause = reply.headers.get(b"retry-after", b"")
+    pause_s = float(pause) if pause.isdigit() and len(pause) < 5 else None  # a date is left alone
     fault = upstream_fault(reply.status, reply.body or b"", call.dialect)
-    return EngineFull(fault.message, told_s)
+    return EngineFull(fault.message, pause_s)
 
 
 def too_long(reply: Reply, call: Call) -> ContextLengthExceeded | None:

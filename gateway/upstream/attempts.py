@@ -75,7 +75,7 @@ def after(
     if isinstance(error, EngineFull):
         if chance is Chance.NOW:
             return Next.ELSEWHERE
-        if error.told_s is not None and error.told_s <= min(_AGAIN_S, left_s):
+        if error.pause_s is not None and error.pause_s <= min(_AGAIN_S, left_s):
             return Next.AGAIN
     return Next.TELL
 
@@ -94,7 +94,7 @@ def pause_s(step: Next, error: UpstreamError | EngineFull, attempts: int, chance
     The first one goes elsewhere, where nothing is wrong yet: at once. Where two failed, much does.
     """
     if step is Next.AGAIN and isinstance(error, EngineFull):
-        return error.told_s or 0.0
+        return error.pause_s or 0.0
     if step is Next.FRESH_CONNECTION or attempts < 2:
         return 0.0
     return chance * min(_PAUSE_S * 2.0 ** (attempts - 1), _LONGEST_PAUSE_S)
@@ -102,7 +102,7 @@ def pause_s(step: Next, error: UpstreamError | EngineFull, attempts: int, chance
 
 def rest_pause_s(error: EngineFull) -> float:
     """Return how long to wait before the rest of a stream is sent again to the only backend, which had no room."""
-    return min(error.told_s or _AGAIN_S / 2, _AGAIN_S)
+    return min(error.pause_s or _AGAIN_S / 2, _AGAIN_S)
 
 
 class Budget:

@@ -57,10 +57,10 @@ def test_a_request_is_sent_three_times_at_most_and_once_more_only_where_nothing_
 ):
     attempts, fresh, waited_s = 1, 0, 0.0
     step = None
-    for kind, told_s in failed:
+    for kind, asked_s in failed:
         if step is Next.FRESH_CONNECTION and kind is StaleConnection:
             return  # a fresh connection was never idle
-        error = kind("x", told_s) if kind is EngineFull else kind("x")
+        error = kind("x", asked_s) if kind is EngineFull else kind("x")
         step = after(
             error,
             attempts=attempts,

@@ -40,10 +40,10 @@ def follows(
     over=False,
     chance=Chance.NOW,
     left_s=10.0,
-    told_s=None,
+    asked_s=None,
 ):
     asked = {"attempts": attempts, "repeatable": repeatable, "over": over, "left_s": left_s}
-    failed = error("x", told_s) if error is EngineFull else error("x")
+    failed = error("x", asked_s) if error is EngineFull else error("x")
     return after(failed, **asked, chance=chance)
 
 
@@ -88,7 +88,7 @@ def test_backends_are_tried_until_the_last_attempt(error):
 
 
 @pytest.mark.parametrize(
-    ("told_s", "left_s", "expected"),
+    ("asked_s", "left_s", "expected"),
     [
         (1.0, 10.0, AGAIN),
         (2.0, 10.0, AGAIN),
@@ -98,11 +98,11 @@ def test_backends_are_tried_until_the_last_attempt(error):
     ],
 )
 def test_an_engine_that_asks_for_a_short_pause_gets_it_where_no_other_has_room(
-    told_s, left_s, expected
+    asked_s, left_s, expected
 ):
     for chance in (Chance.NEVER, Chance.LATER):
-        assert follows(EngineFull, told_s=told_s, left_s=left_s, chance=chance) is expected
-    assert follows(EngineFull, told_s=told_s, left_s=left_s, chance=Chance.NOW) is ELSEWHERE
+        assert follows(EngineFull, asked_s=asked_s, left_s=left_s, chance=chance) is expected
+    assert follows(EngineFull, asked_s=asked_s, left_s=left_s, chance=Chance.NOW) is ELSEWHERE
 
 
 def test_the_first_attempt_elsewhere_is_made_at_once_and_the_next_after_a_random_pause():
