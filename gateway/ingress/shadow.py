@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final, Protocol
 
 from msgspec import structs
@@ -43,8 +44,17 @@ NOBODY: Final = Caller(key_id="shadow", name="shadow", tenant="shadow")
 _COPIED: Final = GENERATES | READS
 _NOTHING_KNOWN: Final = Demand(0, exact=False)
 
-# pool, where to, outcome (ok, rejected, failed or dropped), seconds to the first byte
+# pool, where to, `_Ended`'s value, seconds to the first byte
 Count = Callable[[str, str, str, float | None], None]
+
+
+class _Ended(Enum):
+    """How a copy ended; closed, because it is a metric label."""
+
+    OK = "ok"
+    REJECTED = "rejected"  # 4xx
+    FAILED = "failed"
+    DROPPED = "dropped"  # it was not sent, or cancelled
 
 
 class Finder(Protocol):
@@ -56,13 +66,13 @@ class Finder(Protocol):
 
 @dataclass(slots=True)
 class _Copy:
-    """One copy under way, and its outcome so far."""
+    """One copy under way, and how it ended so far."""
 
     pool: str  # that was asked
     to: str
     backend: Backend
     slot: Slot
-    outcome: str = "dropped"
+    ended: _Ended = _Ended.DROPPED
     first_s: float | None = None
 
 
@@ -94,7 +104,7 @@ class Shadows:
             if not self._may_start(down, ask, shadow) or not self._start(
                 settings, down, ask, patience
             ):
-                self._count(ask.route.pool, shadow.pool, "dropped", None)
+                self._count(ask.route.pool, shadow.pool, _Ended.DROPPED.value, None)
         except Exception:  # a copy never harms its request
             log.exception("a copy of a request failed", extra={"event": "shadow_failed"})
 
@@ -152,9 +162,9 @@ class Shadows:
         copy = self._under_way.pop(task)
         copy.slot.release()
         if not task.cancelled() and (error := task.exception()) is not None:
-            copy.outcome = "failed"
+            copy.ended = _Ended.FAILED
             log.error("a copy failed by a bug", exc_info=error, extra={"event": "shadow_failed"})
-        self._count(copy.pool, copy.to, copy.outcome, copy.first_s)
+        self._count(copy.pool, copy.to, copy.ended.value, copy.first_s)
 
     async def _send(self, copy: _Copy, out: Outgoing, silence: Silence, within_s: float) -> None:
         """Send a copy and read its reply to the end; cancelled, it closes its connection."""
@@ -164,9 +174,9 @@ class Shadows:
                 copy.first_s = self._clock.now() - copy.slot.taken_at
                 if reply.body is None:
                     await _Discarded(reply, silence).read()
-            copy.outcome = _OUTCOMES.get(reply.status // 100, "failed")
+            copy.ended = _BY_STATUS.get(reply.status // 100, _Ended.FAILED)
         except (GatewayError, TimeoutError):
-            copy.outcome = "failed"
+            copy.ended = _Ended.FAILED
 
 
 def _held(backend: Backend) -> int:
@@ -180,7 +190,7 @@ def _others_may_wait(backend: Backend, now: float) -> bool:
     return allowed is not None and _held(backend) >= allowed
 
 
-_OUTCOMES: Final = {2: "ok", 4: "rejected"}
+_BY_STATUS: Final = {2: _Ended.OK, 4: _Ended.REJECTED}
 
 
 def _outgoing(
