@@ -204,8 +204,8 @@ class RecitedStream(TrailedStream):
         limit, reached = limit_of(*self.asked), self.trail.reached()
         assert limit is not None
         assert reached is not None
-        self.cut = self.failed = self.fault = None
-        self.ended = self._aborted = False
+        self.cut = self.fault = None
+        self.failed = self.ended = self._aborted = False
         spent = Spent(len(reached.prompt), limit, limit if self.thinks else 0)
         end = self.trail.teller.end("length", None, "".join(self.pieces), spent)
         told = self._unveiled(StreamWatch.feed(self, end))

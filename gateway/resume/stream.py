@@ -231,8 +231,8 @@ class TrailedStream(StreamWatch):
         self._failures += not moved
         self.resumable = self._failures < _MOST_FAILURES
         self._partial = self._carry = b""
-        self.cut = self.failed = self.fault = None
-        self._in_step = self.ended = self._aborted = self._summed_up = False
+        self.cut = self.fault = None
+        self.failed = self._in_step = self.ended = self._aborted = self._summed_up = False
         return rest
 
     @property

@@ -26,7 +26,7 @@ class Watch(Protocol):
     complete: bool
     cut: Fault | None  # why it broke off, if the client got no error and another backend may go on
     excess: ReplyTooLarge | None  # why no more of it is passed on
-    failed: str | None
+    failed: bool
     fault: Fault | None
     events: int
 
@@ -91,7 +91,7 @@ class PlainWatch:
         self.excess: ReplyTooLarge | None = None
         self.began: Usage | None = None
         self.complete = False
-        self.failed: str | None = None
+        self.failed = False
         self.fault: Fault | None = None
         self.events = 0
         self._head = self._tail = b""

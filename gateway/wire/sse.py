@@ -76,8 +76,8 @@ _TOKEN_ENDS: Final = (b"}]}\n\n", b'"usage":null}\n\n', b'],"prompt_token_ids":n
 class StreamWatch:
     """One stream. Its output and verdict depend on the bytes only, not on how they were cut.
 
-    `complete`: it was a success. `failed`: why it was not, `error_frame`, `abort` or `truncated`.
-    `fault`: the error that the client reads of it, for a reply that can still have a status of its own.
+    `complete`: it was a success. `failed`: it was none. `fault`: the error that the client reads of it,
+    for a reply that can still have a status of its own.
     """
 
     cut: Fault | None = None  # why it broke off, where another backend may go on
@@ -93,7 +93,7 @@ class StreamWatch:
         self, dialect: Dialect, *, choices: int, hide_usage: bool, request_id: str
     ) -> None:
         self.complete = False
-        self.failed: str | None = None
+        self.failed = False
         self.fault: Fault | None = None
         self.usage: Usage | None = None
         self.began: Usage | None = None  # the prompt's tokens, if they are told at the start
@@ -336,7 +336,7 @@ class StreamWatch:
                 return self._end(ABORTED)
             self._succeed()
         elif event.type == "response.failed":
-            self.failed, self.ended = "error_frame", True
+            self.failed = self.ended = True
         return frame
 
     def _judge_message(self, frame: bytes, event: Event) -> bytes:
@@ -374,35 +374,35 @@ class StreamWatch:
                 self._finished.add(index)
             # An audio stream has a finish reason for every piece of sound: only its end tells.
             whole = len(self._finished) == self._choices and self._dialect is not _PLAIN
-            self.complete = whole and self.failed is None
+            self.complete = whole and not self.failed
         elif reason is not None:
             self._aborted = True
 
     def _succeed(self) -> None:
         self.ended = True
-        self.complete = self.failed is None
+        self.complete = not self.failed
 
     def _end(self, fault: Fault, *, done: bool = False) -> bytes:
         """Write the ending, after an error frame where the stream was no success."""
         if self.ended:
             return b""
         if done and self._dialect is _PLAIN and self._finished and not self._aborted:
-            self.complete = self.failed is None
+            self.complete = not self.failed
         out, self._held = self._held, b""
         if self._aborted:
             self.complete = False
-        if not self.complete and self.failed is None:
-            self.failed = "abort" if self._aborted else "truncated"
+        if not (self.complete or self.failed):
+            self.failed = True
             out += self._tell(ABORTED if self._aborted else fault)
         self.ended = True
         return out + DONE if self._openai else out
 
     def _backends_error(self, payload: bytes) -> bytes:
         """Return the backend's own error frame in the client's form; nothing for any after the first."""
-        if self.failed is not None:
+        if self.failed:
             return b""
         fault = upstream_fault(200, payload, self._dialect)
-        self.failed, self.complete = "error_frame", False
+        self.failed, self.complete = True, False
         return self._tell(fault)
 
     def _tell(self, fault: Fault) -> bytes:

@@ -23,6 +23,7 @@ from gateway.ingress.charging import actual_of
 from gateway.resume.stream import TrailedStream
 from gateway.upstream.engineids import engine_id
 from gateway.upstream.reply import Reply
+from gateway.wire.sse import ABORTED
 
 CHAT = Call(Endpoint.CHAT, Dialect.CHAT, "m", stream=False, body=b"{}")
 AUDIO = Call(Endpoint.TRANSCRIPTIONS, Dialect.PLAIN, "m", stream=False, body=b"")
@@ -152,7 +153,7 @@ def test_a_stream_is_judged_in_its_dialect():
     watch = watch_over(reply(b"text/event-stream; charset=utf-8"), CHAT, "r", 1 << 20)
     watch.feed(b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"abort"}]}\n\n')
     watch.close()
-    assert (watch.complete, watch.failed) == (False, "abort")
+    assert (watch.complete, watch.fault) == (False, ABORTED)
 
 
 def test_the_usage_is_the_backends_own_where_it_told_one():

@@ -9,7 +9,7 @@ import pytest
 from gateway.core.types import Dialect, Usage, UsageSource
 from gateway.wire.frames import json_aborted, json_usage, whole_answer
 from gateway.wire.replies import Fault
-from gateway.wire.sse import HEARTBEAT, HOLD_BYTES, StreamWatch
+from gateway.wire.sse import ABORTED, CUT_SHORT, HEARTBEAT, HOLD_BYTES, StreamWatch
 
 DONE = b"data: [DONE]\n\n"
 USAGE = {"prompt_tokens": 5, "total_tokens": 8, "completion_tokens": 3}
@@ -96,7 +96,7 @@ def test_a_good_finish_reason_completes_the_stream(reason):
     w = watch()
     whole = chunk() + chunk("", reason) + DONE
     assert w.feed(whole) == whole
-    assert (w.complete, w.failed) == (True, None)
+    assert (w.complete, w.failed) == (True, False)
     assert w.close() == b""
 
 
@@ -150,7 +150,7 @@ def test_a_missing_done_is_added_to_a_stream_that_said_everything():
     w = watch()
     w.feed(chunk("", "stop"))
     assert w.close() == DONE
-    assert w.failed is None
+    assert not w.failed
     w = watch()
     w.feed(chunk("", "stop"))
     assert w.broken(gone("cut")) == DONE
@@ -190,7 +190,7 @@ def test_an_aborted_request_gets_an_error_frame_before_done(reason):
     assert set(error) == {"message", "type", "param", "code"}
     assert (error["type"], error["code"]) == ("server_error", "backend_error")
     assert "req-1" in error["message"]
-    assert (w.complete, w.failed) == (False, "abort")
+    assert (w.complete, w.fault) == (False, ABORTED)
 
 
 def test_done_without_a_finish_reason_is_a_truncation():
@@ -198,7 +198,7 @@ def test_done_without_a_finish_reason_is_a_truncation():
     out = frames(w.feed(chunk() + DONE))
     assert [out[0], out[2]] == [chunk(), DONE]
     assert "error" in payload(out[1])
-    assert (w.complete, w.failed) == (False, "truncated")
+    assert (w.complete, w.fault) == (False, CUT_SHORT)
 
 
 def test_a_clean_end_without_done_is_a_truncation():
@@ -207,7 +207,7 @@ def test_a_clean_end_without_done_is_a_truncation():
     error, done = frames(w.close())
     assert "error" in payload(error)
     assert done == DONE
-    assert w.failed == "truncated"
+    assert w.fault == CUT_SHORT
 
 
 def test_a_cut_frame_is_dropped_and_told():
@@ -235,7 +235,7 @@ def test_the_backends_error_frame_is_put_into_the_clients_form():
         "code": "backend_error",
     }
     assert done == DONE
-    assert (w.failed, w.fault.status, w.events) == ("error_frame", 500, 0)
+    assert (w.failed, w.fault.status, w.events) == (True, 500, 0)
     assert w.close() == b""
 
 
@@ -262,7 +262,7 @@ def test_old_and_odd_error_frames_are_errors():
     for raw in (frame(object="error", message="m", code=400), frame(error="m"), frame(error={})):
         w = watch()
         assert payload(w.feed(raw))["error"]["type"]
-        assert w.failed == "error_frame"
+        assert w.failed
     assert watch().feed(frame(error=None, choices=[])) == frame(error=None, choices=[])
 
 
@@ -281,7 +281,7 @@ def test_only_one_error_frame_reaches_the_client():
 def test_an_error_after_the_finish_is_still_an_error():
     w = watch()
     w.feed(chunk("", "stop") + frame(error={"message": "m", "code": 500}))
-    assert (w.complete, w.failed) == (False, "error_frame")
+    assert (w.complete, w.failed) == (False, True)
 
 
 def test_a_frame_that_is_no_json_passes():
@@ -371,7 +371,7 @@ def test_events_with_counts_that_can_be_none_end_well(wrong):
     w = watch(Dialect.MESSAGES)
     end = event("message_delta", delta={"stop_reason": None}, usage=wrong)
     assert b"message_stop" not in w.feed(end + STOP)
-    assert (w.failed, w.usage) == ("abort", None)
+    assert (w.fault, w.usage) == (ABORTED, None)
 
 
 def test_usage_on_every_chunk_is_kept_and_the_last_counts():
@@ -494,14 +494,14 @@ def test_a_cancelled_response_is_an_abort():
     w = watch(Dialect.RESPONSES)
     out = w.feed(event("response.completed", response=ended("cancelled"), sequence_number=5))
     assert out.startswith(b"event: error\n")
-    assert w.failed == "abort"
+    assert w.fault == ABORTED
 
 
 def test_a_failed_response_passes_and_fails():
     w = watch(Dialect.RESPONSES)
     failed = event("response.failed", response={"status": "failed"}, sequence_number=5)
     assert w.feed(failed) == failed
-    assert (w.complete, w.failed, w.close()) == (False, "error_frame", b"")
+    assert (w.complete, w.failed, w.close()) == (False, True, b"")
 
 
 @pytest.mark.parametrize("split", [True, False])
@@ -537,7 +537,7 @@ def test_an_error_event_of_a_response_is_put_into_form():
         w = watch(Dialect.RESPONSES)
         out = payload(w.feed(raw))
         assert (out["type"], out["code"]) == ("error", "backend_error")
-        assert w.failed == "error_frame"
+        assert w.failed
         assert w.close() == b""
 
 
@@ -560,7 +560,7 @@ def test_a_message_completes_with_its_stop():
     counts = {"input_tokens": 3, "cache_read_input_tokens": 3, "cache_creation_input_tokens": 1}
     whole = START + TEXT + stopping("end_turn", **counts) + STOP
     assert w.feed(whole) == whole
-    assert (w.complete, w.failed, w.events, w.close()) == (True, None, 2, b"")
+    assert (w.complete, w.failed, w.events, w.close()) == (True, False, 2, b"")
     assert w.usage == Usage(7, 2, UsageSource.UPSTREAM, 3)
 
 
@@ -575,7 +575,7 @@ def test_a_message_that_stopped_for_no_reason_was_aborted():
     out = w.feed(START + stopping(None) + STOP)
     assert b"message_stop" not in out
     assert payload(frames(out)[-1])["error"]["type"] == "api_error"
-    assert (w.complete, w.failed) == (False, "abort")
+    assert (w.complete, w.fault) == (False, ABORTED)
 
 
 def test_what_a_message_told_of_its_prompt_at_the_start_is_no_usage_of_it():
@@ -591,7 +591,7 @@ def test_a_broken_message_ends_with_an_error_event():
     assert out.startswith(b"event: error\n")
     assert payload(out)["type"] == "error"
     assert set(payload(out)["error"]) == {"type", "message"}
-    assert w.failed == "truncated"
+    assert w.fault == CUT_SHORT
 
 
 def test_an_error_event_of_a_message_is_told_once():
@@ -630,7 +630,7 @@ def test_an_audio_stream_is_complete_at_its_end_only():
     w = watch(Dialect.PLAIN)
     w.feed(piece)
     assert b'"error"' in w.broken(gone("cut"))
-    assert w.failed == "truncated"
+    assert w.failed
 
 
 # --- replies that are no stream -----------------------------------------------------------------
