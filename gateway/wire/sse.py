@@ -69,8 +69,11 @@ _ORDINARY: Final = {
     Dialect.PLAIN: (b"\0", 1),
 }
 
-# How a frame that only carries a token, or a role, ends.
-_TOKEN_ENDS: Final = (b"}]}\n\n", b'"usage":null}\n\n', b'],"prompt_token_ids":null}\n\n')
+# How a frame that only carries a token, or a role, ends; the last one is vLLM's since 0.33.
+_TOKEN_ENDS: Final = (
+    *(b"}]}\n\n", b'"usage":null}\n\n', b'],"prompt_token_ids":null}\n\n'),
+    b'}],"kv_transfer_params":null}\n\n',
+)
 
 
 class StreamWatch:

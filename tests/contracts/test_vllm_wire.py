@@ -1,6 +1,7 @@
 """Facts about vLLM that the gateway leans on, as captured from a real 0.32.0 engine.
 
 `tests/data/vllm-0.32` holds what it sent: a two-million-parameter model on a CPU, on loopback.
+`tests/data/vllm-0.33` holds what 0.33.0 sends in another form.
 A new release is taken in by capturing these again: whatever fails here, changed.
 """
 
@@ -14,6 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core.types import Dialect, Endpoint, ServedModel, Usage, UsageSource
+from gateway.wire.chunks import framed
 from gateway.wire.frames import json_aborted, json_usage
 from gateway.wire.metricspage import parse_metrics
 from gateway.wire.replies import Fault, normalise_upstream_error
@@ -21,10 +23,11 @@ from gateway.wire.sse import StreamWatch
 from gateway.wire.vllm import parse_models, parse_openapi_endpoints, parse_tokenize
 
 DATA = Path(__file__).parents[1] / "data" / "vllm-0.32"
+NEWER = DATA.with_name("vllm-0.33")
 
 
-def captured(name: str) -> bytes:
-    return (DATA / name).read_bytes()
+def captured(name: str, folder: Path = DATA) -> bytes:
+    return (folder / name).read_bytes()
 
 
 def watched(name: str, dialect: Dialect, *, choices: int = 1, hide: bool = False):
@@ -60,6 +63,25 @@ def test_an_unfinished_chunk_has_the_shape_that_is_passed_on_unparsed():
         frames = [each + b"\n\n" for each in captured(name).split(b"\n\n")[:-1]]
         watch = StreamWatch(dialect, choices=1, hide_usage=False, request_id="r")
         assert any(watch.feed(frame) is frame for frame in frames[:-1])
+
+
+@pytest.mark.parametrize("folder", [DATA, NEWER])
+@pytest.mark.parametrize(
+    ("name", "dialect", "mark"),
+    [
+        ("chat_stream", Dialect.CHAT, b'"delta":{"content":'),
+        ("completions_stream", Dialect.COMPLETIONS, b'"finish_reason":null'),
+        ("messages_stream", Dialect.MESSAGES, b"event: content_block_delta"),
+    ],
+)
+def test_a_token_like_those_before_it_is_told_by_sight(name, dialect, mark, folder):
+    sent = captured(f"http/{name}.txt", folder).partition(b"\r\n\r\n")[2]
+    token = next(each for each in sent.split(b"\r\n") if mark in each)
+    watch = StreamWatch(dialect, choices=1, hide_usage=False, request_id="r")
+    for _ in range(2):
+        watch.feed(token)
+    assert watch.by_sight(framed(token)) == framed(token)
+    assert watch.events == 3
 
 
 def test_the_last_usage_chunk_has_no_choices_and_can_be_dropped_for_its_fingerprint():
