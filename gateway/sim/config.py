@@ -92,7 +92,7 @@ class SimConfig:
     max_num_queued_reqs: int | None = None
     old_metrics: bool = False  # names of vLLM <= 0.9
     dp: int = 1
-    version: str = "0.32.0"
+    version: str = "0.32.0"  # from 0.33 on, it writes as that does
     system_first: bool = False  # its chat template takes a system message as the first one only
     reads_effort: bool = False  # its chat template writes the effort into the prompt
     hides_tools: bool = False  # `--exclude-tools-when-tool-choice-none`; `/tokenize` shows them
@@ -108,6 +108,11 @@ class SimConfig:
             )
         if self.dp < 1:
             raise ValueError("dp must be at least 1")
+
+    @property
+    def newer(self) -> bool:
+        """Whether it writes as vLLM 0.33 does."""
+        return tuple(map(int, self.version.split(".")[:2])) >= (0, 33)
 
     @property
     def blocks(self) -> int:

@@ -1,4 +1,4 @@
-"""vLLM's error replies as captured from 0.32: an int code in OpenAI's form, none in Anthropic's."""
+"""vLLM's error replies as captured from 0.32 and 0.33: an int code in OpenAI's form, none in Anthropic's."""
 
 from __future__ import annotations
 
@@ -10,6 +10,18 @@ BUSY: Final = (
     " Please try again later or on a different instance."
 )
 STOPPING: Final = "cannot schedule new futures after shutdown"
+# What clients are told since 0.33 in place of what is meant for logs, and the types of Anthropic's API.
+_NEWER_WORDS: Final = {ENGINE_DEAD: "The server had an error while processing your request."}
+_NEWER_TYPES: Final = {
+    400: "invalid_request_error",
+    404: "not_found_error",
+    503: "overloaded_error",
+}
+
+
+def newer_words(message: str) -> str:
+    """Return what vLLM 0.33 says where 0.32 says this."""
+    return _NEWER_WORDS.get(message, message)
 
 
 class SimError(Exception):
@@ -33,14 +45,16 @@ class SimError(Exception):
         self.plain = plain
         self.allow = allow
 
-    def body(self, *, anthropic: bool = False) -> dict[str, Any]:
-        """Return the JSON body, in Anthropic's shape if asked."""
+    def body(self, *, anthropic: bool = False, newer: bool = False) -> dict[str, Any]:
+        """Return the JSON body, in Anthropic's shape if asked; `newer`: as of 0.33."""
         if self.plain is not None:
             return self.plain
+        message = newer_words(self.message) if newer else self.message
         # Validation happens before the handler that knows the dialect: always the OpenAI shape.
         if anthropic and self.kind != "Bad Request":
-            return {"type": "error", "error": {"type": self.kind, "message": self.message}}
-        return {"error": envelope(self.message, self.kind, self.param, self.status)}
+            kind = _NEWER_TYPES.get(self.status, "api_error") if newer else self.kind
+            return {"type": "error", "error": {"type": kind, "message": message}}
+        return {"error": envelope(message, self.kind, self.param, self.status)}
 
 
 def envelope(message: str, kind: str, param: str | None, code: int) -> dict[str, Any]:

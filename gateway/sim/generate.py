@@ -16,6 +16,7 @@ from gateway.sim.events import MessagesWriter, ResponsesWriter
 from gateway.sim.faults import CUTS, Fault
 from gateway.sim.frames import ChatWriter, CompletionsWriter, Head, Writer, compact
 from gateway.sim.http import Received, Reply
+from gateway.sim.newer import NewerWriter
 from gateway.sim.plan import Piece, Plan, plan_reply
 from gateway.sim.sequence import Emitted, Sequence
 from gateway.sim.state import SimState
@@ -135,7 +136,7 @@ def _writer(state: SimState, request: Received, ask: Ask) -> tuple[Writer, str]:
     else:
         writer = ChatWriter(head)
     # Engine ids are unique even when clients repeat theirs.
-    return writer, chosen
+    return NewerWriter(writer) if state.config.newer else writer, chosen
 
 
 def _prompt_texts(ask: Ask) -> list[str]:

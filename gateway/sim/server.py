@@ -205,7 +205,7 @@ class SimServer:
             else:
                 await self._post(request, reply)
         except SimError as error:
-            body = error.body(anthropic=request.path.startswith(MESSAGES))
+            body = error.body(anthropic=request.path.startswith(MESSAGES), newer=self.config.newer)
             extra = {"allow": error.allow} if error.allow else {}
             reply.send(error.status, compact(body), JSON | extra)
         finally:

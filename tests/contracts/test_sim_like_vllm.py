@@ -2,7 +2,8 @@
 
 `tests/data/vllm-0.32/http/NAME.txt` holds the bytes that a vLLM server (a tiny random model named
 `tiny`, window 2048, adapter `lora-a`) sent for the request NAME below. Where the reply does not
-depend on what a model says, it must be equal byte for byte.
+depend on what a model says, it must be equal byte for byte. `tests/data/vllm-0.33` holds what 0.33
+sends in another form; all others of these replies have the same one.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import json
 import pathlib
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 
 from gateway.sim.server import SimConfig, SimServer
 
 DATA = pathlib.Path(__file__).parents[1] / "data" / "vllm-0.32"
+NEWER = DATA.with_name("vllm-0.33")
 CONFIG = SimConfig(model="tiny", adapters=("lora-a",), max_model_len=2048, speed=0)
+NEWER_CONFIG = replace(CONFIG, version="0.33.0")
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -204,26 +208,34 @@ def frame_shape(frame: str) -> str:
     )
 
 
-def recorded(name: str) -> bytes:
-    return (DATA / "http" / f"{name}.txt").read_bytes()
+def recorded(name: str, folder: pathlib.Path = DATA) -> bytes:
+    return (folder / "http" / f"{name}.txt").read_bytes()
 
 
-def assert_same_shape(name: str, answer: bytes) -> None:
-    status, headers, frames = parts(recorded(name))
+def assert_same_shape(name: str, answer: bytes, folder: pathlib.Path = DATA) -> None:
+    status, headers, frames = parts(recorded(name, folder))
     sim_status, sim_headers, sim_frames = parts(answer)
     assert sim_status == status
     assert sim_headers == headers
     assert list(map(frame_shape, sim_frames)) == list(map(frame_shape, frames))
 
 
-def assert_equal(name: str, answer: bytes) -> None:
-    assert_same_shape(name, answer)
-    assert parts(answer)[2] == parts(recorded(name))[2]
+def assert_equal(name: str, answer: bytes, folder: pathlib.Path = DATA) -> None:
+    assert_same_shape(name, answer, folder)
+    assert parts(answer)[2] == parts(recorded(name, folder))[2]
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_replies_have_the_shape_of_the_real_ones(name):
     assert_same_shape(name, ask_sim(SHAPES[name]))
+
+
+NEWER_NAMES = {each.stem for each in (NEWER / "http").iterdir()}
+
+
+@pytest.mark.parametrize("name", sorted(NEWER_NAMES & SHAPES.keys()))
+def test_replies_of_a_newer_release_have_its_shape(name):
+    assert_same_shape(name, ask_sim(SHAPES[name], config=NEWER_CONFIG), NEWER)
 
 
 def test_raw_vectors_are_described_by_a_header():
@@ -237,6 +249,11 @@ def test_raw_vectors_are_described_by_a_header():
 @pytest.mark.parametrize("name", EQUAL)
 def test_refusals_are_equal_to_the_real_ones(name):
     assert_equal(name, ask_sim(EQUAL[name]))
+
+
+@pytest.mark.parametrize("name", sorted(NEWER_NAMES & EQUAL.keys()))
+def test_refusals_of_a_newer_release_are_equal_to_its_own(name):
+    assert_equal(name, ask_sim(EQUAL[name], config=NEWER_CONFIG), NEWER)
 
 
 def test_the_content_type_is_checked():
@@ -264,14 +281,40 @@ def test_an_adapter_that_is_not_there():
     assert frames == [real_frames[0].replace("/nope", "/missing")]
 
 
-@pytest.mark.parametrize("name", ["dead_chat", "dead_messages", "dead_health"])
-def test_a_dead_engine_answers_as_the_real_one(name):
+@pytest.mark.parametrize(
+    ("name", "config", "folder"),
+    [
+        ("dead_chat", CONFIG, DATA),
+        ("dead_messages", CONFIG, DATA),
+        ("dead_health", CONFIG, DATA),
+        ("dead_chat", NEWER_CONFIG, NEWER),
+        ("dead_messages", NEWER_CONFIG, NEWER),
+    ],
+)
+def test_a_dead_engine_answers_as_the_real_one(name, config, folder):
     path = {"dead_chat": CHAT, "dead_messages": MESSAGES, "dead_health": "/health"}[name]
     then = (
         ("GET", path, None) if name == "dead_health" else ("POST", path, SAID | {"max_tokens": 3})
     )
-    answer = ask_sim(("POST", CHAT, SAID), then, fault="die_on_prompt:hello")
-    assert_equal(name, answer)
+    answer = ask_sim(("POST", CHAT, SAID), then, config=config, fault="die_on_prompt:hello")
+    assert_equal(name, answer, folder)
+
+
+def error_in(stream: bytes) -> bytes:
+    (found,) = [each for each in stream.split(b"\n\n") if b'"error"' in each]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "path"), [("chat", CHAT), ("completions", COMPLETIONS), ("messages", MESSAGES)]
+)
+def test_an_engine_of_a_newer_release_that_dies_in_a_stream_says_what_the_real_one_says(name, path):
+    asked = {"stream": True, "max_tokens": 9} | (
+        {"prompt": "hello"} if name == "completions" else SAID
+    )
+    answer = ask_sim(("POST", path, asked), config=NEWER_CONFIG, fault="die_on_prompt:hello")
+    told = "".join(parts(answer)[2]).encode()
+    assert error_in(told) == error_in((NEWER / f"{name}_engine_died.sse").read_bytes())
 
 
 def test_an_engine_that_dies_in_a_stream_ends_it_as_the_real_one():

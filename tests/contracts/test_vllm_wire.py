@@ -30,9 +30,11 @@ def captured(name: str, folder: Path = DATA) -> bytes:
     return (folder / name).read_bytes()
 
 
-def watched(name: str, dialect: Dialect, *, choices: int = 1, hide: bool = False):
+def watched(
+    name: str, dialect: Dialect, folder: Path = DATA, *, choices: int = 1, hide: bool = False
+):
     watch = StreamWatch(dialect, choices=choices, hide_usage=hide, request_id="r")
-    out = watch.feed(captured(name))
+    out = watch.feed(captured(name, folder))
     return watch, out
 
 
@@ -94,13 +96,15 @@ def test_the_last_usage_chunk_has_no_choices_and_can_be_dropped_for_its_fingerpr
 
 
 def test_done_follows_an_error_frame():
-    for name, dialect, status in (
-        ("chat_engine_died.sse", Dialect.CHAT, 500),
-        ("completions_engine_died.sse", Dialect.COMPLETIONS, 500),
-        ("completions_busy.sse", Dialect.COMPLETIONS, 503),
+    for name, dialect, status, folder in (
+        ("chat_engine_died.sse", Dialect.CHAT, 500, DATA),
+        ("completions_engine_died.sse", Dialect.COMPLETIONS, 500, DATA),
+        ("completions_busy.sse", Dialect.COMPLETIONS, 503, DATA),
+        ("chat_engine_died.sse", Dialect.CHAT, 500, NEWER),
+        ("completions_engine_died.sse", Dialect.COMPLETIONS, 500, NEWER),
     ):
-        assert captured(name).endswith(b"data: [DONE]\n\n")
-        watch, out = watched(name, dialect)
+        assert captured(name, folder).endswith(b"data: [DONE]\n\n")
+        watch, out = watched(name, dialect, folder)
         assert (watch.complete, watch.failed, watch.fault.status) == (False, True, status)
         assert out.count(b'data: {"error"') == 1
         assert out.endswith(b"data: [DONE]\n\n")
@@ -111,10 +115,11 @@ def test_admission_control_refuses_a_stream_inside_a_200():
     assert (watch.events, watch.fault.status) == (0, 503)
 
 
-def test_a_message_stream_whose_engine_died_ends_with_an_error_and_no_stop():
-    raw = captured("messages_engine_died.sse")
+@pytest.mark.parametrize("folder", [DATA, NEWER])
+def test_a_message_stream_whose_engine_died_ends_with_an_error_and_no_stop(folder):
+    raw = captured("messages_engine_died.sse", folder)
     assert b"message_stop" not in raw
-    watch, out = watched("messages_engine_died.sse", Dialect.MESSAGES)
+    watch, out = watched("messages_engine_died.sse", Dialect.MESSAGES, folder)
     assert watch.failed
     assert out.count(b"event: error\n") == 1
     assert b"https://" not in out
