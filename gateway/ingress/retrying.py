@@ -47,8 +47,11 @@ from gateway.upstream.reply import Reply
 from gateway.wire.replies import upstream_fault
 
 # What vLLM says of a request whose engine has ended, and all work on it. As it is stopped, it may say so for seconds
-# while its health is good. Source: `EngineDeadError` of vLLM 0.32; seen there.
-_ENDED: Final = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+# while its health is good. Source: `EngineDeadError` of vLLM 0.32 (the first) and 0.33; seen there.
+_ENDED: Final = (
+    "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+    "The server had an error while processing your request.",
+)
 _AT_ONCE_BYTES: Final = 1024 * 1024  # a millisecond
 
 
@@ -192,7 +195,7 @@ class Retrying:
             return True
         if isinstance(error, RequestForgotten | BackendStopping | AdapterLost):
             return True
-        ended = error.message == _ENDED
+        ended = error.message in _ENDED
         fingerprint = await self.lost(down, record, backend, error.ending)
         if fingerprint is None:
             return ended
@@ -214,12 +217,12 @@ class Retrying:
         if not _repeatable(down):
             return
         fault = upstream_fault(reply.status, reply.body or b"", ask.call.dialect)
-        says_so = fault.message == _ENDED
+        says_so = fault.message in _ENDED
         if says_so or (fingerprint is not None and await self._deaths.died(fingerprint, record)):
             failed_at(ask, backend)
             if await self._deaths.can_go_on(ask, backend, slot, sent=True):
                 crashed = "The backend crashed while it worked on the request."
-                raise BackendBroke(_ENDED if says_so else crashed)
+                raise BackendBroke(fault.message if says_so else crashed)
 
     async def lost(
         self,

@@ -214,13 +214,14 @@ def test_what_a_crash_finds_unanswered_is_answered_by_another_server(in_order, c
     check()
 
 
+@pytest.mark.parametrize("version", ["0.32.0", "0.33.0"])
 @pytest.mark.parametrize("stream", [True, False])
 @story
 async def test_what_an_engine_that_has_ended_had_is_answered_by_another_server_whatever_its_health(
-    stream,
+    stream, version
 ):
     """vLLM that is stopped says so for seconds before its health page does."""
-    async with gateway(FAST, FAST) as world:
+    async with gateway(*[replace(FAST, version=version)] * 2) as world:
         sim = world.sims[0]
         sim.inject("error_frame_after:0@3")
         while sim.state.faults.active:
