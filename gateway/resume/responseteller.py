@@ -1,4 +1,4 @@
-"""The events of a response of OpenAI's, as vLLM 0.32 writes them (`openai/responses/streaming_events.py`). Pure."""
+"""The events of a response of OpenAI's, as vLLM 0.32 and 0.33 write them (`responses/streaming_events.py`). Pure."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ class ResponseTeller:
         self._parted = False  # it is a message, and its text has begun
         self._arguments: list[str] = []  # it is a tool call
         self._output: list[dict[str, Any]] = []  # the items before it
+        self._ends_as = "completed"  # what an item is that ends
         self._sequence = -1
 
     @property
@@ -179,7 +180,7 @@ class ResponseTeller:
     def closed(self, text: str) -> bytes:
         """Return the events that end the open item; all of its text is told again."""
         if self._is_call:
-            item = self._item | {"arguments": "".join(self._arguments), "status": "completed"}
+            item = self._item | {"arguments": "".join(self._arguments), "status": self._ends_as}
             told = self._event(
                 "function_call_arguments.done", arguments=item["arguments"], **self._place()
             )
@@ -189,12 +190,12 @@ class ResponseTeller:
             part = _thought(text)
             told = self._told("reasoning_text.done", text=text)
             told += self._told("content_part.done", part=part)
-            item = self._item | {"content": [part], "status": "completed"}
+            item = self._item | {"content": [part], "status": self._ends_as}
         elif self._parted:
             part = _part(text, logprobs=None)
             told = self._told("output_text.done", logprobs=[], text=text)
             told += self._told("content_part.done", part=part)
-            item = self._item | {"content": [part], "status": "completed"}
+            item = self._item | {"content": [part], "status": self._ends_as}
         else:
             return b""
         told += self._event("output_item.done", item=item, output_index=len(self._output))
@@ -204,7 +205,11 @@ class ResponseTeller:
 
     def end(self, finish: str, stop: str | None, text: str, spent: Spent) -> bytes:
         """See `Teller`."""
-        ended, cut = self.closed(text), finish == "length"
+        cut = finish == "length"
+        tells_cut = cut and self._newer
+        if tells_cut:
+            self._ends_as = "incomplete"
+        ended = self.closed(text)
         unknown: dict[str, Any] = {"input_tokens_per_turn": [], "cached_tokens_per_turn": []}
         made: dict[str, Any] = {"output_tokens_per_turn": [], "tool_output_tokens_per_turn": []}
         response = self._response | {
@@ -223,7 +228,12 @@ class ResponseTeller:
                 "total_tokens": spent.prompt + spent.said,
             },
         }
-        return ended + self._event("completed", response=response)  # vLLM says so of cut ones, too
+        return ended + self._event("incomplete" if tells_cut else "completed", response=response)
+
+    @property
+    def _newer(self) -> bool:
+        """Whether it is of a vLLM since 0.33, which tells of a cut response in its last event and item, too."""
+        return "safety_identifier" in self._response
 
     def _place(self) -> dict[str, Any]:
         return {"item_id": self._item.get("id"), "output_index": len(self._output)}

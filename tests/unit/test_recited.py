@@ -20,6 +20,7 @@ from gateway.sim.ask import parse_ask
 from gateway.sim.config import SimConfig
 from gateway.sim.events import MessagesWriter, ResponsesWriter
 from gateway.sim.frames import Head
+from gateway.sim.newer import NewerWriter
 from gateway.sim.plan import Piece, Plan
 from gateway.wire.calls import ENDPOINTS, parse_call
 from gateway.wire.replies import Fault
@@ -47,10 +48,14 @@ def call(path, **more):
     return parse_call(ENDPOINTS[path.encode()], json.dumps(body).encode())
 
 
-def written(path, pieces, finish="stop"):
-    """Return the frames with which vLLM writes such a reply, and those that come before the first text."""
+def written(path, pieces, finish="stop", *, newer=False):
+    """Return the frames with which vLLM writes such a reply, and those that come before the first text.
+
+    `newer`: as 0.33 does.
+    """
     asked = parse_ask(path, json.loads(call(path).body), SimConfig(model="m"), [])
     writer = WRITERS[path](Head(asked, "resp_1", 7, "f"))
+    writer = NewerWriter(writer) if newer else writer
     ids = range(70, 70 + len(pieces))
     plan = Plan(0, asked.prompts[0], tuple(pieces), tuple(ids), finish)
     opening = writer.opening()
@@ -181,6 +186,20 @@ def test_a_stream_that_another_goes_on_with_is_as_if_nothing_had_happened(pieces
     assert watch.complete
     assert watch.usage.prompt_tokens == len(prompt)
     assert watch.usage.completion_tokens == len(pieces)
+
+
+@pytest.mark.parametrize("newer", [False, True])
+@pytest.mark.parametrize("path", ASKED)
+def test_a_stream_that_its_limit_ends_tells_that_as_its_first_backend_would(path, newer):
+    opening, frames, closing, prompt = written(path, ["a", "b", "c"], "length", newer=newer)
+    watch = watch_of(path, limit=3)
+    out = watch.feed(opening + b"".join(frames[:2]))
+    assert watch.broken(FAULT) == b""
+    watch.ids_are(prompt, [70, 71], ["a", "b"])
+    assert watch.rest() is not None
+    out += b"".join(map(watch.feed, rest_of_chat([*prompt, 70, 71], ["c"], 72, finish="length")))
+    assert out + watch.close() == opening + b"".join(frames) + closing
+    assert watch.complete
 
 
 @pytest.mark.parametrize("path", ASKED)
