@@ -126,6 +126,7 @@ _ANTHROPIC_TYPES: Final = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+_STATUSES: Final = {kind: status for status, kind in _ANTHROPIC_TYPES.items()}
 
 
 def anthropic_type(fault: Fault) -> str:
@@ -292,7 +293,7 @@ def _read(body: bytes) -> _BackendError:
         known = detail in ("Not Found", "Method Not Allowed")
         return _BackendError(message=_as_text(detail), is_route_error=known)
     source: dict[str, Any] = error if isinstance(error, dict) else parsed
-    code = source.get("code")
+    code = source.get("code", _STATUSES.get(_as_text(source.get("type"))))  # Anthropic's has none
     return _BackendError(
         message=_as_text(source.get("message")),
         param=_field(source.get("param")),

@@ -605,6 +605,26 @@ def test_an_error_event_of_a_message_is_told_once():
     assert w.close() == b""
 
 
+@pytest.mark.parametrize(
+    ("kind", "status", "code"),
+    [
+        ("overloaded_error", 503, "server_is_overloaded"),
+        ("invalid_request_error", 400, "invalid_request"),
+        ("api_error", 500, "backend_error"),
+        ("internal_error", 500, "backend_error"),
+        (["odd"], 500, "backend_error"),
+    ],
+)
+def test_an_error_event_of_a_message_has_its_status_in_its_type(kind, status, code):
+    w = watch(Dialect.MESSAGES)
+    w.feed(event("error", error={"type": kind, "message": "Generation is paused."}))
+    assert (w.fault.status, w.fault.code, w.fault.message) == (
+        status,
+        code,
+        "Generation is paused.",
+    )
+
+
 def test_counts_may_be_missing_from_a_message():
     w = watch(Dialect.MESSAGES)
     w.feed(event("message_start", message={}) + event("message_delta", delta=None) + STOP)
