@@ -21,6 +21,8 @@ AT_START = {
     "ValueError: The model's max seq len (8192) is larger than the maximum number of tokens that can be "
     "stored in KV cache (4000).": Kind.KV_CACHE_TOO_SMALL,
     "ValueError: Cannot auto-fit max_model_len: not enough GPU memory": Kind.NO_CACHE_MEMORY,
+    "ValueError: The worker already uses 3.2 GiB (model weights and runtime), more than the 2.0 GiB of CPU memory "
+    "reserved for it on node 0, leaving none for the KV cache.": Kind.NO_CACHE_MEMORY,
     "AssertionError: Error in memory profiling. Initial free memory 10.0 GiB": Kind.OTHER,
     "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests": Kind.OOM_RUNTIME,
     "MemoryError: out": Kind.HOST_MEMORY,
@@ -81,6 +83,22 @@ def test_a_message_while_serving_has_its_class(message, kind):
     found = diagnose(START + UP + f"{message}\n" + DEAD)
     assert (found.kind, found.when) == (kind, When.SERVING)
     assert message in found.evidence
+
+
+def test_a_node_whose_share_the_worker_fills_is_to_give_it_more():
+    error = (
+        "ValueError: The worker already uses 3.2 GiB (model weights and runtime), more than the 2.0 GiB of CPU "
+        "memory reserved for it on node 0, leaving none for the KV cache. On the CPU backend, the "
+        "`--gpu-memory-utilization` flag controls the fraction of CPU memory reserved (despite its name). To "
+        "resolve: increase `--gpu-memory-utilization` to more than 0.21, or set the KV cache size explicitly "
+        "with `--kv-cache-memory-bytes` or VLLM_CPU_KVCACHE_SPACE."
+    )
+    found = diagnose(START + f"ERROR 11-21 10:09:40 [core.py:1] {error}\n")
+    assert (
+        found.cause == "The worker takes 3.2 GiB, more than its 2.0 GiB of the node: no cache fits."
+    )
+    raised, _ = found.remedies
+    assert (raised.flag, raised.value) == ("--gpu-memory-utilization", "0.26")
 
 
 def test_errors_of_starting_up_do_not_explain_a_death_while_serving():

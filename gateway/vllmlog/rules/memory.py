@@ -1,6 +1,6 @@
 """Rules about memory: the KV cache, a GPU that is full, a host that is full.
 
-Source: messages of vLLM 0.5 to 0.32 (v1/core/kv_cache_utils.py, v1/worker/utils.py, gpu_worker.py,
+Source: messages of vLLM 0.5 to 0.33 (v1/core/kv_cache_utils.py, v1/worker/utils.py, gpu_worker.py,
 cpu_worker.py, gpu_model_runner.py) and of torch's allocator.
 """
 
@@ -211,6 +211,16 @@ def _node_cache(found: Found) -> tuple[Advice, ...]:
     )
 
 
+def _more_of_node(found: Found) -> tuple[Advice, ...]:
+    least = found.number("least")
+    value = f"{min(MOST_UTILIZATION, least + 0.05):.2f}" if least else None
+    flag, why = "--gpu-memory-utilization", "room for a cache beside the worker"
+    return (
+        Advice(flag, value, why, Remedy.ADJUST_GPU_MEMORY_UTILIZATION),
+        Advice("VLLM_CPU_KVCACHE_SPACE", None, "or the cache's size in GiB, whatever that leaves"),
+    )
+
+
 def _oom(found: Found) -> tuple[Advice, ...]:
     if when_out_of_memory(found) is Kind.OOM_LOAD:
         return (
@@ -243,12 +253,7 @@ def _oom_cause(found: Found) -> str:
     return f"The GPU's memory ran out while {doing}{numbers}."
 
 
-def _shm(_: Found) -> tuple[Advice, ...]:
-    return (
-        Advice("", None, "give the container more shared memory: --shm-size=16g or --ipc=host"),
-    )
-
-
+_SHARED: Final = Advice("", None, "give the container more of it: --shm-size=16g or --ipc=host")
 _OFFLOAD: Final = Advice("--cpu-offload-gb", None, "lower it, if weights are kept in host memory")
 _HOST: Final = (
     Advice("", None, "give the host or the container more memory; see dmesg for the OOM killer"),
@@ -280,6 +285,11 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("kv_none", Kind.NO_CACHE_MEMORY,
          r"No available memory for the cache blocks|Cannot auto-fit max_model_len",
          _no_cache_cause, remedies=_no_cache),
+    Rule("kv_none_node", Kind.NO_CACHE_MEMORY,
+         r"worker already uses (?P<used>[\d.]+) ?Gi?B .{1,40}more than the (?P<reserved>[\d.]+) ?Gi?B of CPU memory"
+         r"(?:.{1,400}to more than (?P<least>\d\.\d+))?",
+         "The worker takes {used} GiB, more than its {reserved} GiB of the node: no cache fits.",
+         remedies=_more_of_node),
     Rule("free_memory", Kind.FREE_MEMORY_LOW,
          r"Free memory on device (?:\S{1,20} )?\((?P<free>[\d.]+)/(?P<total>[\d.]+) ?Gi?B\) on startup is "
          r"less than desired GPU memory utilization \((?P<ratio>[\d.]+), (?P<wanted>[\d.]+) ?Gi?B\)",
@@ -321,7 +331,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("shared_memory", Kind.HOST_MEMORY,
          r"No space left on device.{0,80}(?:/dev/shm|psm_)|(?:/dev/shm|psm_).{0,80}No space left on device"
          r"|[Ii]nsufficient (?:shared memory|space in /dev/shm)|Bus error",
-         "Shared memory (/dev/shm) is too small.", remedies=_shm, serving=True),
+         "Shared memory (/dev/shm) is too small.", remedies=(_SHARED,), serving=True),
     Rule("memory_refused", Kind.HOST_MEMORY,
          r"Cannot allocate memory|can't allocate memory|^MemoryError\b|std::bad_alloc",
          "It asked for more memory than the host has left, or than a limit of its process allows.",
