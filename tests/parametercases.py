@@ -201,6 +201,10 @@ ROWS = {
         (RESPONSES, {"prompt": None}, {"prompt": {"id": "pmpt_1"}}, "prompt"),
         (CHAT, {"store": True}, {"guided_json": {}}, "guided_json"),
     ],
+    "stored conversations": [
+        (MESSAGES, {"thread": None}, {"thread": {"type": "create"}}, "thread"),
+        (MESSAGES, {"thread": None}, {"thread": {"type": "continue", "previous_message_id": "msg_1"}}, "thread"),
+    ],
 }  # fmt: skip
 CASES = [(name, *case) for name, cases in ROWS.items() for case in cases]
 
@@ -212,6 +216,8 @@ CLIENTS = {
     "openai-python tool result": (CHAT, {"messages": [*HI, {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{\"uuid\": 1, \"uuid\": 2}"}}]}, {"role": "tool", "tool_call_id": "c", "content": "{\"role\": \"x\"}"}]}),
     "openai-python responses": (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}, {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "x"}]}, {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}, {"type": "function_call_output", "call_id": "c", "output": "5"}], "instructions": "be brief", "store": False, "include": ["reasoning.encrypted_content"], "reasoning": {"effort": "low", "summary": "auto"}, "text": {"format": {"type": "text"}, "verbosity": "low"}, "prompt_cache_key": "k", "tools": [{"type": "function", "name": "f", "parameters": FUNCTION, "strict": True}], "tool_choice": "auto", "parallel_tool_calls": True, "truncation": "disabled", "stream": True}),
     "anthropic claude code": (MESSAGES, {"max_tokens": 32000, "system": [{"type": "text", "text": "You are", "cache_control": {"type": "ephemeral"}}], "metadata": {"user_id": "u"}, "thinking": {"type": "enabled", "budget_tokens": 1024}, "temperature": 1, "stream": True, "tools": [{"name": "Bash", "description": "d", "input_schema": FUNCTION}], "messages": [{"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]}, {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "signature": "s"}, {"type": "tool_use", "id": "t", "name": "Bash", "input": {"uuid": "x", "url": "http://localhost:3000", "content": [1]}}]}, {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "out"}], "is_error": False}]}]}),
+    "anthropic-python beta": (MESSAGES, {"compaction": {"type": "summarize"}, "diagnostics": {"previous_message_id": None}, "fallbacks": "default", "fallback_credit_token": "t", "billing_policy": {"type": "billing_policy", "bill_to": "self"}}),
+    "openai-python background": (RESPONSES, {"background": False, "background_options": {"completion_window": "soonest"}, "multi_agent": {"enabled": False}}),
     "anthropic image": (MESSAGES, parts({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}, {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x"}}, {"type": "search_result", "source": "http://intranet/a", "title": "t", "content": [TEXT]})),
     "langchain": (CHAT, {"temperature": 0.7, "n": 1, "stream": False, "max_tokens": None, "presence_penalty": 0, "frequency_penalty": 0.0, "top_p": 1.0, "tools": [tool(**FUNCTION)], "tool_choice": {"type": "function", "function": {"name": "f"}}, "parallel_tool_calls": False}),
     "langchain completion": (COMPLETIONS, {"prompt": ["a", "b"], "best_of": 1, "n": 1, "max_tokens": 256, "temperature": 0.7, "logit_bias": {}}),

@@ -116,6 +116,12 @@ CODES: Final[Mapping[str, Meaning]] = {
         "Responses are not stored here, so none can be continued by its id.",
         "Send the whole conversation in `input`.",
     ),
+    "thread_unsupported_request": Meaning(
+        Whose.REQUEST,
+        "400",
+        "Conversations are not stored here, so a Messages request cannot continue a `thread`.",
+        "Send the whole conversation in `messages`. The tool runners of Anthropic's SDKs do so by themselves.",
+    ),
     "request_quarantined": Meaning(
         Whose.REQUEST,
         "400",
@@ -291,8 +297,9 @@ _HEAD: Final = """\
 Made from `gateway/core/codes.py`: `python -m gateway.core.codes > deploy/ERRORS.md`.
 
 An error is `{"error": {"message", "type", "param", "code"}}`, in an event stream too. Anthropic's endpoints have
-Anthropic's form, without a code; the message is the same. Each reply has the request's id in `x-request-id`; with it an
-operator asks `vllm-gateway explain ID`. Codes that are not in this list are the backend's own.
+Anthropic's form, with the code in `error.details.error_code`; the message is the same. Each reply has the request's id
+in `x-request-id`; with it an operator asks `vllm-gateway explain ID`. Codes that are not in this list are the backend's
+own.
 """
 
 

@@ -1,7 +1,7 @@
 """The top-level fields that a body may have, by endpoint: those of vLLM 0.32 and of the public APIs.
 
 A field that is in none of these is unknown: vLLM ignores it. Source: the request models of vLLM
-0.32.0 (a test compares), openai-python 3.52, anthropic-python 2.12, Cohere's API reference.
+0.32.0 (a test compares), openai-python 3.57, anthropic-python 2.14, Cohere's API reference.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ _CHAT: Final = _names(
     audio modalities prediction web_search_options return_prompt_text"""
 )
 _RESPONSES: Final = _names(
-    """input instructions include background conversation context_management access_programs image
-    max_output_tokens max_tool_calls previous_response_id previous_input_messages prompt reasoning
-    text truncation enable_response_messages"""
+    """input instructions include background background_options conversation context_management
+    access_programs image max_output_tokens max_tool_calls multi_agent previous_response_id
+    previous_input_messages prompt reasoning text truncation enable_response_messages"""
 )
 _ANTHROPIC: Final = _names(
     """messages system stop_sequences thinking output_config output_format betas container
-    context_management mcp_servers cache_control inference_geo speed"""
+    context_management mcp_servers cache_control inference_geo speed thread compaction diagnostics
+    fallbacks fallback_credit_token billing_policy"""
 )
 _POOLING: Final = _names(
     """input inputs messages texts images input_type data task dimensions output_dimension

@@ -7,6 +7,7 @@ bytes are passed on first, and judged second (by `wire.sse`).
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 import msgspec
@@ -14,7 +15,7 @@ from msgspec import Raw
 
 from gateway.core.types import Dialect, Usage, UsageSource
 from gateway.wire.objects import decode_or_none, is_given
-from gateway.wire.replies import Fault, anthropic_type, openai_error
+from gateway.wire.replies import Fault, anthropic_error, openai_error
 
 # Dialects whose frames are nameless and end with [DONE].
 OPENAI: Final = frozenset({Dialect.CHAT, Dialect.COMPLETIONS, Dialect.PLAIN})
@@ -221,18 +222,14 @@ def error_frame(fault: Fault, dialect: Dialect, request_id: str, sequence: int =
     `error`, as OpenAI's servers send them: without that OpenAI's SDKs raise nothing, so loops over the text of
     a stream, LangChain.js's too, take half an answer for all of it.
     """
-    message = f"{fault.message} (request id: {request_id})"
+    told = replace(fault, message=f"{fault.message} (request id: {request_id})")
     if dialect in OPENAI:
-        told = Fault(fault.status, fault.type, fault.code, message, fault.param)
         return b"data: " + openai_error(told) + b"\n\n"
     error: dict[str, Any]
     if dialect is Dialect.MESSAGES:
-        error = {
-            "type": "error",
-            "error": {"type": anthropic_type(fault), "message": message},
-        }
+        error = anthropic_error(told)
     else:
-        told_twice = {"code": fault.code, "message": message, "param": fault.param}
+        told_twice = {"code": told.code, "message": told.message, "param": told.param}
         error = {"type": "error", **told_twice, "sequence_number": sequence}
-        error["error"] = {"type": fault.type, **told_twice}
+        error["error"] = {"type": told.type, **told_twice}
     return b"event: error\ndata: " + msgspec.json.encode(error) + b"\n\n"

@@ -265,6 +265,15 @@ class Measure:
             code=code,
         )
 
+    def _thread(self, name: str, raw: Raw) -> None:
+        if self.endpoint is Endpoint.MESSAGES:
+            raise RequestError(
+                f"`{name}` is not supported: conversations are not stored here. Send the whole "
+                f"conversation as `messages`, without `{name}`.",
+                param=name,
+                code="thread_unsupported_request",  # Anthropic's SDKs then do that by themselves
+            )
+
 
 _INSTEAD: Final = {
     "background": "Leave it out and read the answer, or stream it.",
@@ -305,6 +314,7 @@ _GIVEN_READERS: Final[dict[str, _Reader]] = {
     **dict.fromkeys(["stop_token_ids", "allowed_token_ids", "logprob_token_ids"], Measure._ids),
     **dict.fromkeys(["response_format", "text", "output_config", "output_format"], Measure._format),
     **dict.fromkeys(_INSTEAD, Measure._stored),
+    "thread": Measure._thread,
     **dict.fromkeys(TABLE["documents"].fields, Measure._documents),
     "chat_template_kwargs": Measure._template_kwargs,
     "logit_bias": Measure._bias,

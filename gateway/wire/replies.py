@@ -91,8 +91,7 @@ def fault_body(fault: Fault, request_id: str, dialect: Dialect) -> bytes:
     """Write a fault in the form of the endpoint's dialect."""
     fault = _in_words_of(dialect, fault)
     if dialect is Dialect.MESSAGES:
-        error = {"type": anthropic_type(fault), "message": fault.message}
-        return msgspec.json.encode({"type": "error", "error": error, "request_id": request_id})
+        return msgspec.json.encode(anthropic_error(fault) | {"request_id": request_id})
     return openai_error(fault)
 
 
@@ -129,10 +128,11 @@ _ANTHROPIC_TYPES: Final = {
 _STATUSES: Final = {kind: status for status, kind in _ANTHROPIC_TYPES.items()}
 
 
-def anthropic_type(fault: Fault) -> str:
-    """Return Anthropic's error type for a fault."""
-    known = _ANTHROPIC_TYPES.get(fault.status)
-    return known or ("invalid_request_error" if fault.status < 500 else "api_error")
+def anthropic_error(fault: Fault) -> dict[str, Any]:
+    """Return a fault as Anthropic's API tells it; its SDKs show the code as `error_code`."""
+    other = "invalid_request_error" if fault.status < 500 else "api_error"
+    kind, details = _ANTHROPIC_TYPES.get(fault.status, other), {"error_code": fault.code}
+    return {"type": "error", "error": {"type": kind, "message": fault.message, "details": details}}
 
 
 _TOO_LONG: Final = {

@@ -18,6 +18,7 @@ from gateway.core.types import Endpoint
 _OPENAI: Final = frozenset({Endpoint.CHAT, Endpoint.CHAT_BATCH, Endpoint.COMPLETIONS})
 _LISTS: Final = frozenset({Endpoint.COMPLETIONS, Endpoint.CHAT_BATCH})
 _RESPONSES: Final = frozenset({Endpoint.RESPONSES})
+_MESSAGES: Final = frozenset({Endpoint.MESSAGES})
 
 
 class Rule(Enum):
@@ -104,6 +105,7 @@ _ROWS: Final = (
     Row("cache_salt", Rule.FIXED, "1 to 128 characters without @ / \\ and NUL. Source: vLLM 0.32", advisory="GHSA-wpww-v874-ph2p GHSA-2823-qmq8-rwvj"),
     Row("content", Rule.FIXED, "content that is neither text nor a list of parts cannot be checked"),
     Row("stored responses", Rule.FIXED, "responses are not stored here", fields=("background", "store", "previous_response_id", "conversation", "prompt"), endpoints=_RESPONSES),
+    Row("stored conversations", Rule.FIXED, "conversations are not stored here; vLLM would answer the last turn alone", fields=("thread",), endpoints=_MESSAGES),
 )  # fmt: skip
 TABLE: Final[Mapping[str, Row]] = MappingProxyType({row.name: row for row in _ROWS})
 REFUSED_IN_FORMS: Final = frozenset(

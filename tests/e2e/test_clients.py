@@ -42,6 +42,12 @@ LOGGED = {
     **dict.fromkeys(("response", "response_stream"), [_RESPONSE]),
     **dict.fromkeys(("message", "message_stream", "message_tool"), [_MESSAGE]),
     **dict.fromkeys(("rerank", "rerank_v1", "rerank_v2"), [_RERANK]),
+    # The runner sends the first turn again: the server would not keep the conversation for it.
+    "message_tool_runner": [
+        ("messages", 400, "rejected", "thread_unsupported_request"),
+        _MESSAGE,
+        _MESSAGE,
+    ],
     "embedding": [("embeddings", 200, "ok", None)],
     "count": [("count_tokens", 200, "ok", None)],
     "no_model": [("chat", 404, "rejected", "model_not_found")],
@@ -264,12 +270,18 @@ def _of_anthropic(found) -> bool:
         "knows_its_id": True,
         "message_stream": ["max_tokens", 5],
         "message_tool": ["tool_use", "look_up"],
+        "message_tool_runner": ["tool_use", True],
         "count": True,
-        "message_no_model": ["NotFoundError", 404, "not_found_error"],
-        "message_bad_key": ["AuthenticationError", 401, "authentication_error"],
-        "message_too_long": ["BadRequestError", 400, "invalid_request_error"],
-        "message_down": ["ServiceUnavailableError", 503, "overloaded_error"],
-        "message_limited": ["RateLimitError", 429, "rate_limit_error"],
+        "message_no_model": ["NotFoundError", 404, "not_found_error", "model_not_found"],
+        "message_bad_key": ["AuthenticationError", 401, "authentication_error", "invalid_api_key"],
+        "message_too_long": [
+            "BadRequestError",
+            400,
+            "invalid_request_error",
+            "context_length_exceeded",
+        ],
+        "message_down": ["ServiceUnavailableError", 503, "overloaded_error", "model_unavailable"],
+        "message_limited": ["RateLimitError", 429, "rate_limit_error", "too_many_waiting"],
         "message_served_later": "max_tokens",
         "message_left": "message_start",
     }
@@ -281,14 +293,19 @@ def test_anthropic_for_python(site):
     found, lines = drive([python, str(CLIENTS / "anthropic_python.py")], site)
     assert came_again(site, found, lines) == {(0, 1)}
     assert found.pop("version")
-    assert found.pop("message_broken_stream") == ["APIStatusError", 200, "api_error"]
+    assert found.pop("message_broken_stream") == [
+        "APIStatusError",
+        200,
+        "api_error",
+        "backend_error",
+    ]
     assert _of_anthropic(found)
 
 
 def test_anthropic_for_node(site):
     found, lines = drive(_node("anthropic_node.mjs", "@anthropic-ai/sdk"), site)
     assert came_again(site, found, lines) == {(0, 1)}
-    assert found.pop("message_broken_stream") == ["APIError", None, "api_error"]
+    assert found.pop("message_broken_stream") == ["APIError", None, "api_error", "backend_error"]
     assert _of_anthropic(found)
 
 

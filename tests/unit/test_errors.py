@@ -106,11 +106,13 @@ def test_every_error_has_a_null_param_unless_one_is_named(error):
 
 @pytest.mark.parametrize("error", ALL)
 def test_every_error_is_written_in_anthropics_form(error):
-    told = json.loads(error_body(made(error, "Too much."), "req-1", Dialect.MESSAGES))
+    fault = made(error, "Too much.")
+    told = json.loads(error_body(fault, "req-1", Dialect.MESSAGES))
     assert set(told) == {"type", "error", "request_id"}
     assert (told["type"], told["request_id"]) == ("error", "req-1")
-    assert set(told["error"]) == {"type", "message"}
+    assert set(told["error"]) == {"type", "message", "details"}
     assert told["error"]["type"] in ANTHROPIC_TYPES
+    assert told["error"]["details"] == {"error_code": fault.code or fault.type}
 
 
 @pytest.mark.parametrize("error", ALL)

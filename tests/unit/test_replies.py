@@ -77,7 +77,11 @@ def test_an_error_keeps_its_code_and_param():
 def test_anthropic_endpoints_get_anthropics_form(error, kind):
     assert json.loads(error_body(error, "req-1", Dialect.MESSAGES)) == {
         "type": "error",
-        "error": {"type": kind, "message": "m"},
+        "error": {
+            "type": kind,
+            "message": "m",
+            "details": {"error_code": error.code or error.type},
+        },
         "request_id": "req-1",
     }
 
@@ -330,7 +334,11 @@ def test_an_anthropic_error_of_a_backend_stays_anthropic():
     assert status == 404
     assert json.loads(out) == {
         "type": "error",
-        "error": {"type": "not_found_error", "message": "no such"},
+        "error": {
+            "type": "not_found_error",
+            "message": "no such",
+            "details": {"error_code": "model_not_found"},
+        },
         "request_id": "req-1",
     }
 

@@ -590,7 +590,8 @@ def test_a_broken_message_ends_with_an_error_event():
     out = w.close()
     assert out.startswith(b"event: error\n")
     assert payload(out)["type"] == "error"
-    assert set(payload(out)["error"]) == {"type", "message"}
+    assert payload(out)["error"]["type"] == "api_error"
+    assert payload(out)["error"]["details"] == {"error_code": "backend_error"}
     assert w.fault == CUT_SHORT
 
 
@@ -601,6 +602,7 @@ def test_an_error_event_of_a_message_is_told_once():
     assert payload(out)["error"] == {
         "type": "api_error",
         "message": "see <url> (request id: req-1)",
+        "details": {"error_code": "backend_error"},
     }
     assert w.close() == b""
 

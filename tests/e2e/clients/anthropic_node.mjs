@@ -1,5 +1,6 @@
 // Drive /v1/messages with the Anthropic Node SDK; prints one JSON object of findings.
 import Anthropic from "@anthropic-ai/sdk";
+import { betaTool } from "@anthropic-ai/sdk/helpers/beta/json-schema";
 
 const [url, key, model, sim] = process.argv.slice(2);
 const client = new Anthropic({ baseURL: url, apiKey: key, maxRetries: 0 });
@@ -9,7 +10,7 @@ const found = {};
 
 const failure = async (call) => {
   try { await call(); return null; }
-  catch (error) { return [error.constructor.name, error.status ?? null, error.error?.error?.type ?? null]; }
+  catch (error) { return [error.constructor.name, error.status ?? null, error.type ?? null, error.errorCode ?? null]; }
 };
 const timed = async (name, call) => {
   const started = performance.now();
@@ -27,8 +28,18 @@ found.knows_its_id = reply._request_id.startsWith("req_");
 const final = await client.messages.stream(asked).finalMessage();
 found.message_stream = [final.stop_reason, final.usage.output_tokens];
 const tools = [{ name: "look_up", input_schema: { type: "object", properties: {} } }];
-const called = await client.messages.create({ model, tools, max_tokens: 20, messages: [{ role: "user", content: "use the tool" }] });
+const wish = [{ role: "user", content: "use the tool" }];
+const called = await client.messages.create({ model, tools, max_tokens: 20, messages: wish });
 found.message_tool = [called.stop_reason, called.content.at(-1).name];
+const lookUp = betaTool({
+  name: "look_up", description: "", inputSchema: { type: "object", properties: { value: { type: "string" } } },
+  run: ({ value }) => value,
+});
+const turns = [];
+const runner = client.beta.messages.toolRunner({ model, max_tokens: 20, messages: wish, tools: [lookUp], max_iterations: 2 });
+for await (const turn of runner) turns.push(turn);
+const [first, second] = turns.map((turn) => turn.usage.input_tokens);
+found.message_tool_runner = [turns[0].stop_reason, second > first];
 found.count = (await client.messages.countTokens({ model, messages })).input_tokens > 0;
 
 found.message_no_model = await failure(() => client.messages.create({ ...asked, model: "none" }));

@@ -18,7 +18,7 @@ def failure(call):
     try:
         call()
     except anthropic.APIStatusError as error:
-        return [type(error).__name__, error.status_code, error.body["error"]["type"]]
+        return [type(error).__name__, error.status_code, error.type, error.error_code]
     return None
 
 
@@ -46,6 +46,17 @@ tools = [{"name": "look_up", "input_schema": {"type": "object", "properties": {}
 wish = [{"role": "user", "content": "use the tool"}]
 reply = client.messages.create(model=model, max_tokens=20, messages=wish, tools=tools)
 found["message_tool"] = [reply.stop_reason, reply.content[-1].name]
+
+
+@anthropic.beta_tool(input_schema={"type": "object", "properties": {"value": {"type": "string"}}})
+def look_up(value: str) -> str:
+    return value
+
+
+asked_for_tool = {"model": model, "max_tokens": 20, "messages": wish, "tools": [look_up]}
+turns = list(client.beta.messages.tool_runner(**asked_for_tool, max_iterations=2))
+first, second = (turn.usage.input_tokens for turn in turns)
+found["message_tool_runner"] = [turns[0].stop_reason, second > first]
 found["count"] = client.messages.count_tokens(model=model, messages=messages).input_tokens > 0
 
 found["message_no_model"] = failure(lambda: client.messages.create(**{**asked, "model": "none"}))
