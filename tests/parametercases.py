@@ -199,6 +199,7 @@ ROWS = {
         (RESPONSES, {"previous_response_id": None}, {"previous_response_id": "resp_1"}, "previous_response_id"),
         (RESPONSES, {"conversation": None}, {"conversation": "conv_1"}, "conversation"),
         (RESPONSES, {"prompt": None}, {"prompt": {"id": "pmpt_1"}}, "prompt"),
+        (RESPONSES, {"input": [{"role": "user", "content": '"item_reference"'}]}, {"input": [*HI, {"type": "item_reference", "id": "msg_1"}]}, "input[1]"),
         (CHAT, {"store": True}, {"guided_json": {}}, "guided_json"),
     ],
     "stored conversations": [

@@ -68,6 +68,7 @@ _TEXT_TYPES: Final = frozenset(b'"%b"' % each.encode() for each in _TEXT_PARTS)
 _EMBEDS: Final = frozenset(TABLE["content.embeds"].fields)
 _URLS: Final = frozenset({"image_url", "audio_url", "video_url", "file_url"})
 _SPECIAL: Final = _EMBEDS | _URLS | {"uuid", "source", "file", "content", "output", "tool"}
+_REFERENCE: Final = b'"item_reference"'
 # Parts inside parts: a tool's result holds blocks, a document holds content.
 _MAX_NESTING: Final = 8
 # Up to this size, names that come twice in a message of texts are refused too. Gateway and engine read
@@ -126,8 +127,9 @@ def scan(field: str, raw: Raw, facts: Found) -> bool:
 def _messages(path: str, raw: Raw, facts: Found, depth: int = 0) -> bool:
     data = bytes(raw)
     if len(data) <= CHECKED_BYTES and data.count(b'"content"') > data.count(b"{"):
-        with suppress(msgspec.DecodeError):
-            objects_once(raw, path)
+        _check_names(raw, path)
+    if path == "input" and _REFERENCE in data:
+        _check_references(raw, path)
     if path == "messages" and data.find(b"[", 1) < 0 and data.find(b"{") > 0:
         return True  # no list but the first, so no parts: nothing to decode
     try:
@@ -142,6 +144,23 @@ def _messages(path: str, raw: Raw, facts: Found, depth: int = 0) -> bool:
         if len(output):
             plain = _content(output, f"{path}[{index}].output", facts, 0) and plain
     return plain
+
+
+def _check_names(raw: Raw, path: str) -> None:
+    with suppress(msgspec.DecodeError):
+        objects_once(raw, path)
+
+
+def _check_references(raw: Raw, path: str) -> None:
+    for index, item in enumerate(items_of(raw)):
+        if begins(item) == _OBJECT and fields_once(item, path).get("type") == Raw(_REFERENCE):
+            place = f"{path}[{index}]"
+            raise RequestError(
+                f"`{place}` refers to a stored item: responses are not stored here. Send the item "
+                "itself. (The AI SDK's OpenAI provider does so with `store: false`.)",
+                param=place,
+                code="unsupported_parameter",
+            )
 
 
 def _mixed(path: str, raw: Raw, facts: Found, depth: int) -> bool:

@@ -135,4 +135,4 @@ def test_a_call_is_counted_as_its_chat():
     assert chat.endpoint is Endpoint.CHAT
     # As the engine does: the template's text gets the tokenizer's begin mark.
     assert json.loads(chat.body) == {"messages": [USER], "add_special_tokens": True}
-    assert countable(call(input=[{"type": "item_reference", "id": "x"}])) is None
+    assert countable(call(input=[{"type": "computer_call", "id": "x"}])) is None
