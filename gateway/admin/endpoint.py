@@ -14,9 +14,9 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
+from gateway.admin.numbers import Between
 from gateway.core.bounds import MOST_ROWS
 from gateway.core.roles import Role
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 REASON_CHARS: Final = 2000
 ORDER_BYTES: Final = 16 * 1024  # of a body, unless the row says otherwise
-_DIGITS: Final = re.compile(r"[0-9]{1,10}", re.ASCII)
 _PARAMETER: Final = re.compile(r"\{(\w+)\}")
 
 
@@ -35,17 +34,6 @@ class Method(Enum):
     GET = "GET"
     POST = "POST"
     PATCH = "PATCH"
-
-
-def _whole(value: object) -> object:
-    if isinstance(value, str):
-        if not _DIGITS.fullmatch(value):
-            raise PydanticCustomError("whole_number", "must be a whole number")
-        return int(value)
-    return value
-
-
-DIGITS: Final = BeforeValidator(_whole)  # last in `Annotated`: what it may be comes before it
 
 
 def _integral(value: object) -> object:
@@ -77,7 +65,7 @@ class DryRunQuery(Query):
 class ListQuery(Query):
     """Which part of a list."""
 
-    limit: Annotated[int, Field(ge=0, le=MOST_ROWS), DIGITS] | None = Field(
+    limit: Annotated[int, Between(0, MOST_ROWS)] | None = Field(
         default=None, description="Most rows of the answer."
     )
     after: str | None = Field(

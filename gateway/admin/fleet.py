@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from operator import itemgetter
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from pydantic import Field
@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 from gateway.admin.condition import facts
 from gateway.admin.desk import Desk
 from gateway.admin.endpoint import Asked, Body, Listing, ProbeQuery, Problem, Query, Text
+from gateway.admin.numbers import Between
 from gateway.core.aio import periodic
 from gateway.heal.orders import OrderRefused
 from gateway.ingress.routes import Readiness
@@ -26,6 +27,7 @@ from gateway.ops.series import SeriesTold, series_told
 from gateway.ops.sharing import store_told
 
 _GATHERED_S: Final = 2.0
+_LAST_S: Final = 9_999_999_999  # since the epoch: in the year 2286
 _ID = itemgetter("id")
 _NAME = itemgetter("name")
 
@@ -78,7 +80,9 @@ async def get_overview(desk: Desk, asked: Read) -> Overview:
 class VerdictQuery(Query):
     """Which moment `/verdict` is asked for."""
 
-    at: float = Field(ge=0, description="A moment of the last hour, in seconds since the epoch.")
+    at: Annotated[float, Between(0, _LAST_S)] = Field(
+        description="A moment of the last hour, in seconds since the epoch."
+    )
 
 
 async def get_verdict(desk: Desk, asked: Asked[VerdictQuery, Body]) -> VerdictThen:
@@ -89,7 +93,9 @@ async def get_verdict(desk: Desk, asked: Asked[VerdictQuery, Body]) -> VerdictTh
 class SeriesQuery(Query):
     """How much of the last hour `/series` answers."""
 
-    minutes: int = Field(default=60, ge=1, le=60, description="How many of the last minutes.")
+    minutes: Annotated[int, Between(1, 60)] = Field(
+        default=60, description="How many of the last minutes."
+    )
 
 
 async def get_series(desk: Desk, asked: Asked[SeriesQuery, Body]) -> SeriesTold:

@@ -12,7 +12,6 @@ from typing_extensions import TypedDict
 
 from gateway.admin.desk import Desk
 from gateway.admin.endpoint import (
-    DIGITS,
     Asked,
     Body,
     DryRunBody,
@@ -24,6 +23,7 @@ from gateway.admin.endpoint import (
     Text,
 )
 from gateway.admin.fleet import refusals, unknown_pool
+from gateway.admin.numbers import Between
 from gateway.core.bounds import LOG_BYTES, LONGEST_HOLD_S, MOST_LOG_BYTES
 from gateway.core.events import Event
 from gateway.heal.orders import Touched, Verb
@@ -44,7 +44,7 @@ class OrderBody(DryRunBody):
 class LogsQuery(Query):
     """How much of a log."""
 
-    bytes: Annotated[int, Field(ge=0, le=MOST_LOG_BYTES), DIGITS] = Field(
+    bytes: Annotated[int, Between(0, MOST_LOG_BYTES)] = Field(
         default=LOG_BYTES, description="At most, from its end."
     )
 

@@ -13,7 +13,8 @@ from pydantic import BeforeValidator, Field
 
 from gateway.admin.condition import callers_seen
 from gateway.admin.desk import Desk
-from gateway.admin.endpoint import DIGITS, Asked, Body, Listing, ListQuery, Problem, Query
+from gateway.admin.endpoint import Asked, Body, Listing, ListQuery, Problem, Query
+from gateway.admin.numbers import Between
 from gateway.admin.quarantine import kept
 from gateway.admission.decisions import KEPT, Decision
 from gateway.core.channel import Answers
@@ -54,7 +55,7 @@ _NOT_SEEN: Final = (
     f"and the last {TROUBLED_KEPT} that did not, since it started."
 )
 
-Tokens = Annotated[int, Field(ge=0, le=_MOST_TOKENS), DIGITS]
+Tokens = Annotated[int, Between(0, _MOST_TOKENS)]
 
 
 class RouteQuery(Query):
@@ -65,7 +66,7 @@ class RouteQuery(Query):
     output: Tokens = Field(default=0, description="Stated limit of output tokens. 0: none.")
     key: str | None = Field(default=None, description="Id of its API key.")
     endpoint: Endpoint = Endpoint.CHAT
-    stream: str = Field(default="", description="1 or true: it is streamed.")
+    stream: bool = Field(default=False, description="Whether it is streamed.")
 
 
 def _flag(value: object) -> object:
@@ -219,7 +220,7 @@ async def get_route(desk: Desk, asked: Asked[RouteQuery, Body]) -> DryRun:
         output_tokens=query.output or None,
         key_id=query.key,
         endpoint=query.endpoint,
-        stream=query.stream in ("1", "true"),
+        stream=query.stream,
     )
     try:
         here = desk.deciding, desk.book(), desk.moment()

@@ -21,6 +21,7 @@ from gateway.config.traces import FIELD_NAME
 from gateway.config.traffic import REVISION
 from gateway.config.units import Section, as_written
 
+OWN_WORDS: Final = "own_words"  # of an error whose message goes on behind the name: "must be ..."
 _NAMES: Final = {
     MODEL_NAME: "use up to 128 letters, digits and . _ : / - and start with a letter or digit",
     BACKEND_NAME: "use up to 63 lower-case letters, digits and - and start with a letter or digit",
@@ -103,6 +104,8 @@ def in_words(error: ErrorDetails) -> str | None:
         return f"must be {words} {str(context[bound]).removesuffix('.0')}"
     if kind in ("enum", "literal_error"):
         return f"must be one of {', '.join(_known_values(context))}"
+    if kind == OWN_WORDS:
+        return error["msg"]
     if kind == "json_invalid":
         return f"is not JSON ({context['error']})"
     return _SIMPLE.get(kind)

@@ -1,6 +1,6 @@
 """Lists, and what is read of pools and backends."""
 
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import pytest
 
@@ -192,6 +192,49 @@ def test_a_question_is_refused_rather_than_another_one_answered(desk, query, tol
     reply = desk.get(f"/admin/v1/{query}")
     assert (reply.status_code, reply.json()["code"]) == (400, "bad_parameter")
     assert reply.json()["detail"].endswith(told)
+
+
+WHOLE = "must be a whole number from {} to {}, written in digits"
+MOMENT = "at must be a number from 0 to 9999999999, written in digits, such as 12.5"
+
+
+@pytest.mark.parametrize("text", ["1_0", "1e1", "+10", " 10", "10.0", "-1", "x", "²", "9" * 6000])
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("series?minutes=", f"minutes {WHOLE.format(1, 60)}"),
+        ("events?limit=", f"limit {WHOLE.format(0, 1000)}"),
+        ("route?model=m&tokens=", f"tokens {WHOLE.format(0, 1_000_000_000)}"),
+        ("backends/m/b1/logs?bytes=", f"bytes {WHOLE.format(0, 1048576)}"),
+    ],
+)
+def test_a_whole_number_of_a_query_is_digits_in_range(desk, path, text, told):
+    reply = desk.get(f"/admin/v1/{path}{quote(text)}")
+    assert (reply.status_code, reply.json()["code"]) == (400, "bad_parameter")
+    assert reply.json()["detail"] == f"The query parameter is not valid: {told}."
+
+
+@pytest.mark.parametrize(
+    "text", ["1_0", "1e400", "1e3", "nan", "inf", "-1", " 1", "5.", "10000000000"]
+)
+def test_a_moment_of_a_query_is_digits_in_range(desk, text):
+    reply = desk.get(f"/admin/v1/verdict?at={quote(text)}")
+    assert (reply.status_code, reply.json()["code"]) == (400, "bad_parameter")
+    assert reply.json()["detail"] == f"The query parameter is not valid: {MOMENT}."
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "verdict?at=1764354000.25",
+        "verdict?at=0",
+        "series?minutes=1",
+        "series?minutes=060",
+        "series",
+    ],
+)
+def test_a_number_of_a_query_may_be_any_plain_one_in_range(desk, query):
+    assert desk.get(f"/admin/v1/{query}").status_code == 200
 
 
 def test_probes_and_prometheus_may_add_parameters_of_their_own(desk):

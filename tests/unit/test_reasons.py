@@ -400,6 +400,7 @@ def test_while_draining_every_request_would_be_refused(desk):
         ({"tokens": "many"}, 400, "bad_parameter"),
         ({"output": "-1"}, 400, "bad_parameter"),
         ({"endpoint": "nope"}, 400, "bad_parameter"),
+        ({"stream": "maybe"}, 400, "bad_parameter"),
     ],
 )
 def test_a_wish_that_cannot_be_met_is_a_problem(desk, query, status, code):
