@@ -98,7 +98,10 @@ def _escaped(name: str) -> str:
 
 
 def as_csv(listed: Iterable[Mapping[str, Any]]) -> str:
-    """Return rows as CSV, with a header; a text that a spreadsheet would run as a formula is quoted."""
+    """Return rows as CSV, with a head: null is empty, true and false are as in JSON.
+
+    A text that a spreadsheet would run as a formula gets a `'` in front.
+    """
     names = [name for name in UsageRow.__annotations__ if name != "id"]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -109,6 +112,8 @@ def as_csv(listed: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _safe(value: object) -> object:
+    if isinstance(value, bool):
+        return "true" if value else "false"
     if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
         return f"'{value}"
     return value

@@ -1,6 +1,9 @@
 """Usage: counted once, written to a ledger of bounded size, read back, and told to Redis exactly once."""
 
 import asyncio
+import csv
+import io
+import json
 import resource
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +23,7 @@ from gateway.store.shared import StoreUnavailable
 from gateway.usage.accounts import Accounts
 from gateway.usage.entries import Entry, Sums, Used, entry_of, summed
 from gateway.usage.journal import UsageJournal, every_entry
-from gateway.usage.report import as_csv, days_between, rows
+from gateway.usage.report import PLACES, as_csv, days_between, rows
 from gateway.usage.shared import SharedUsage
 from gateway.usage.spent import Spent
 from tests.limitercases import DAY_S, plan_of, used_of
@@ -695,8 +698,19 @@ def test_csv_has_a_head_and_no_formulas():
     sums = {("1970-01-01", "=cmd()", "k", "m", ""): Sums(1, 2, 0, 3, 0.5)}
     assert as_csv(rows(Used(sums), ["day", "tenant", "key"], {})) == (
         "day,tenant,key,model,adapter,requests,input_tokens,cached_tokens,output_tokens,money,complete\n"
-        "1970-01-01,'=cmd(),k,,,1,2,0,3,0.5,True\n"
+        "1970-01-01,'=cmd(),k,,,1,2,0,3,0.5,true\n"
     )
+
+
+def test_csv_writes_each_value_as_json_does():
+    sums = {("1970-01-01", "acme", "k", "m", "a"): Sums(1, 2, 0, 3, 0.25)}
+    found = [*rows(Used(sums), PLACES, {}), *rows(Used(sums, complete=False), ["key"], {})]
+    for row, told in zip(csv.DictReader(io.StringIO(as_csv(found))), found, strict=True):
+        for name, text in row.items():
+            value = told[name]
+            assert text == (
+                "" if value is None else value if isinstance(value, str) else json.dumps(value)
+            )
 
 
 def test_days_are_named_and_not_too_many():
