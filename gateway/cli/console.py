@@ -5,11 +5,12 @@ Results go to standard output, everything else to standard error.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
@@ -18,11 +19,6 @@ from gateway.cli.terminal import Terminal, is_number
 if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPResponse
 
-# A gateway that was told to stop listens on for `shutdown.announce`.
-_TAKEN: Final = (
-    "another program listens there, or a gateway that still stops;"
-    " `vllm-gateway upgrade` takes over from one that runs"
-)
 T = TypeVar("T")
 
 _STEPS: Final = 10  # all of an answer may take this many times what a step of it may
@@ -58,8 +54,7 @@ def print_failure(error: Exception) -> Exit:
     elif isinstance(error, BrokenPipeError):  # whoever read the output wants no more, as `head`
         return code
     elif isinstance(error, OSError):
-        message = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
-        hint = _TAKEN if error.errno == errno.EADDRINUSE else ""
+        message = _told(error)
     elif hasattr(error, "findings"):  # ConfigError, by its shape: importing it takes 12 ms
         _to_stderr("\n".join(error.findings))
         return Exit.INVALID_CONFIG
@@ -70,6 +65,21 @@ def print_failure(error: Exception) -> Exit:
     if hint:
         _to_stderr(f"  hint: {hint}")
     return code
+
+
+@contextlib.contextmanager
+def hint_if_taken(hint: str) -> Iterator[None]:
+    """Have a hint told where an address is taken by another program."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise VerbError(_told(error), hint) from error
+
+
+def _told(error: OSError) -> str:
+    return ": ".join(str(part) for part in (error.filename, error.strerror) if part)
 
 
 @overload

@@ -35,6 +35,7 @@ _PROMPTS: Final = (
     "Summarise: " + "words and " * 200,
 )
 
+_NO_UPGRADE: Final = "This is a demo: its backends run in this process and end with it. Press Ctrl-C, and start it again."
 _BANNER: Final = """\
 vllm-gateway demo: {backends} simulated vLLM backends, no GPU needed. Press Ctrl-C to stop.
 
@@ -89,6 +90,7 @@ async def _demo(port: int, admin_port: int, traffic: bool, fault: str | None) ->
                 {"name": "demo"}
             )
             process = build(load_config(path), path, Outlet())
+            process.upgrades.refusal = _NO_UPGRADE
             handle_signals(asyncio.get_running_loop(), process)
             try:
                 sockets = bind_both(process.config)

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 import typer.main
@@ -22,11 +22,12 @@ from gateway.cli import (
     keyverbs,
     operating,
     recordverbs,
+    simulated,
     usageverbs,
     verbs,
 )
 from gateway.cli.bundle import bundle
-from gateway.cli.console import Exit, VerbError, option, print_failure, print_json
+from gateway.cli.console import Exit, VerbError, hint_if_taken, option, print_failure, print_json
 from gateway.cli.diagnose import diagnose
 from gateway.cli.doctor.verb import doctor
 from gateway.cli.initial import init
@@ -95,6 +96,11 @@ def _root(
 # --- running --------------------------------------------------------------------------------------
 
 
+# A gateway that was told to stop listens on for `shutdown.announce`.
+_TAKEN: Final = (
+    "another program listens there, or a gateway that still stops;"
+    " `vllm-gateway upgrade` takes over from one that runs"
+)
 SettingsFile = Annotated[
     Path | None, typer.Argument(help="The settings file; or --config.", show_default=False)
 ]
@@ -126,7 +132,8 @@ def serve(
     from gateway.workers.parent import NotStarted
 
     try:
-        run(file, predecessor, workers)
+        with hint_if_taken(_TAKEN):
+            run(file, predecessor, workers)
     except GaveUp as error:
         raise VerbError(str(error)) from error
     except NotStarted as error:
@@ -134,74 +141,10 @@ def serve(
         raise VerbError(str(error), code=Exit.INVALID_CONFIG if wrong else Exit.FAILURE) from error
 
 
-@app.command(epilog="Example: vllm-gateway demo --traffic --fault stall_after:5")
-def demo(
-    traffic: Annotated[
-        bool, typer.Option("--traffic", help="Send requests to it continuously.")
-    ] = False,
-    fault: Annotated[
-        str | None, typer.Option(help="Inject this fault into one backend, such as stall_after:5.")
-    ] = None,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Public port; 0 picks a free one.")
-    ] = 8080,
-    admin_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Admin port; 0 picks a free one.")
-    ] = 9090,
-) -> None:
-    """Run a gateway with three simulated vLLM backends on loopback. No GPU needed."""
-    if fault is not None:
-        _known_faults([fault])
-    from gateway.cli.demo import demo as run
-
-    run(port=port, admin_port=admin_port, traffic=traffic, fault=fault)
-
-
-@app.command(epilog="Example: vllm-gateway sim --port 8001 --model qwen3-8b --adapter sql")
-def sim(  # noqa: PLR0913 - the options of a verb
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on.")] = None,
-    uds: Annotated[
-        str | None, typer.Option(help="UNIX socket to listen on, instead of a port.")
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    model: Annotated[str, typer.Option(help="Name of the served model.")] = "sim",
-    adapter: Annotated[
-        list[str] | None, typer.Option(help="Name of a LoRA adapter. Repeatable.")
-    ] = None,
-    max_model_len: Annotated[int, typer.Option(min=1, help="Context window, in tokens.")] = 8192,
-    fault: Annotated[list[str] | None, typer.Option(help="A fault to inject. Repeatable.")] = None,
-    api_key: Annotated[str | None, typer.Option(help="API key that the server requires.")] = None,
-) -> None:
-    """Run one simulated vLLM server."""
-    from gateway.sim.config import SimConfig
-    from gateway.sim.server import run
-
-    if (port is None) == (uds is None):
-        raise VerbError("use exactly one of --port and --uds", code=Exit.USAGE)
-    smallest = SimConfig()
-    config = SimConfig(
-        model=model,
-        adapters=tuple(adapter or ()),
-        max_model_len=max_model_len,
-        host=host,
-        port=port or 0,
-        uds=uds,
-        api_key=api_key,
-        num_blocks=max(smallest.num_blocks, 4 * max_model_len // smallest.block_size),
-    )
-    _known_faults(fault or [])
-    run(config, fault or [])
-
-
-def _known_faults(texts: list[str]) -> None:
-    from gateway.sim.faults import Fault
-
-    try:
-        for text in texts:
-            Fault.parse(text)
-    except ValueError as error:
-        raise VerbError(str(error), code=Exit.USAGE) from error
-
+app.command(epilog="Example: vllm-gateway demo --traffic --fault stall_after:5")(simulated.demo)
+app.command(epilog="Example: vllm-gateway sim --port 8001 --model qwen3-8b --adapter sql")(
+    simulated.sim
+)
 
 # --- settings -------------------------------------------------------------------------------------
 

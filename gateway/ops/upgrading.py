@@ -17,6 +17,7 @@ class Upgrades:
     """Who asks for another process to take over; all that ask while one is tried get its outcome."""
 
     def __init__(self) -> None:
+        self.refusal = ""  # why it cannot work, for people, where that is known from the start
         self.wanted = asyncio.Event()
         self.under_way = False
         self._asking: list[asyncio.Future[str]] = []

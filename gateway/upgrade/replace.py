@@ -81,7 +81,9 @@ class Replacement:
         Raises:
             UpgradeFailed: no process took over.
         """
-        refused = why_not(os.getpid(), parent_of_this(), os.environ)
+        refused = self._process.upgrades.refusal or why_not(
+            os.getpid(), parent_of_this(), os.environ
+        )
         if refused is not None:
             raise UpgradeRefused(refused)
         log.info("upgrading", extra={"event": "upgrading"})

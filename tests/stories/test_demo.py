@@ -15,7 +15,7 @@ COMMAND = str(Path(sys.executable).parent / "vllm-gateway")
 
 
 @pytest.mark.parametrize("flags", [[], ["--traffic", "--fault", "stall_after:5"]])
-def test_the_demo_prints_a_url_and_a_key_that_work_and_ends_at_once(flags):
+def test_the_demo_prints_a_url_and_a_key_that_work_refuses_an_upgrade_and_ends_at_once(flags):
     demo = subprocess.Popen(
         [COMMAND, "demo", "--port", "0", "--admin-port", "0", *flags],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -40,6 +40,13 @@ def test_the_demo_prints_a_url_and_a_key_that_work_and_ends_at_once(flags):
         )  # fmt: skip
         with urllib.request.urlopen(request, timeout=10) as reply:
             assert json.loads(reply.read())["usage"]["completion_tokens"] == 3
+        admin = re.search(r"dashboard +(\S+)/", printed)[1]
+        words = [COMMAND, "--server", admin, "upgrade"]
+        refused = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert refused.returncode == 5
+        assert refused.stderr.startswith(
+            "vllm-gateway: This is a demo: its backends run in this process"
+        )
     finally:
         demo.terminate()
         out, err = demo.communicate(timeout=15)
