@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_UNDECODED: Final = re.compile("[\udc80-\udcff]")  # how Python has a byte that it could not decode
 _STEPS: Final = 10  # all of an answer may take this many times what a step of it may
 _CHUNK: Final = 64 * 1024
 
@@ -55,6 +57,9 @@ def print_failure(error: Exception) -> Exit:
         return code
     elif isinstance(error, OSError):
         message = _told(error)
+    elif isinstance(error, UnicodeEncodeError) and _UNDECODED.match(error.object, error.start):
+        message = "a word of the command line is not text in the encoding of this locale"
+        hint, code = "write it in UTF-8, with LC_ALL=C.UTF-8", Exit.USAGE
     elif hasattr(error, "findings"):  # ConfigError, by its shape: importing it takes 12 ms
         _to_stderr("\n".join(error.findings))
         return Exit.INVALID_CONFIG
@@ -199,9 +204,9 @@ def fetch(  # noqa: PLR0913 - what a request has
         headers["Authorization"] = f"Bearer {_sendable(token)}".encode()
     if if_match is not None:
         headers["If-Match"] = f'"{if_match}"'
-    content = None
+    content: bytes | None = None
     if order is not None:
-        content = json.dumps(order)
+        content = json.dumps(order, ensure_ascii=False).encode()
         headers["Content-Type"] = "application/json"
     try:
         connection.request(

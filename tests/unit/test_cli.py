@@ -858,6 +858,34 @@ def test_a_character_that_the_locale_c_does_not_have_is_no_failure(tmp_path):
     assert b"pools.m?del.backends[1].url: write the backend's URL like" in told.stdout
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["hold --reason", "hold --pool", "drain", "explain", "requests --tenant", "usage --model"],
+)
+def test_a_word_that_is_no_text_is_told_in_words(words):
+    """What a terminal of another encoding sends: the byte of an `ä` in Latin 1."""
+    told = subprocess.run(
+        [sys.executable, "-c", MAIN, *words.split(), b"f\xe4hrt"],
+        env={**os.environ, "LC_ALL": "C"}, capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (told.returncode, told.stdout) == (2, b"")
+    assert told.stderr.decode().splitlines() == [
+        "vllm-gateway: a word of the command line is not text in the encoding of this locale",
+        "  hint: write it in UTF-8, with LC_ALL=C.UTF-8",
+    ]
+
+
+@pytest.mark.parametrize("locale", ["C", "POSIX"])
+def test_free_text_is_sent_as_it_was_written_whatever_the_locale(locale):
+    with admin({"data": []}) as (url, seen):
+        told = subprocess.run(
+            [sys.executable, "-c", MAIN, "requests", "--tenant", "fährt", "--server", url],
+            env={**os.environ, "LC_ALL": locale}, capture_output=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    assert seen[0][0].endswith("&tenant=f%C3%A4hrt")
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(
     "words",
