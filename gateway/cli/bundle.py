@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import platform
+import re
 import sys
 import tarfile
 import time
@@ -23,6 +24,8 @@ from gateway.cli.verbs import LOCAL, OwnServer, Token
 if TYPE_CHECKING:
     from gateway.config.models import Config
 
+_LEAST_CHARS: Final = 4  # of a secret that no word of a report is likely to be
+_LONG_CHARS: Final = 8  # of a secret that is masked within words, too
 _TAIL_BYTES: Final = 1024 * 1024  # of the log
 _ASKED: Final = {
     "status.json": "/admin/v1/overview",
@@ -50,8 +53,9 @@ def bundle(
 ) -> None:
     """Pack what a bug report needs: settings, status, events, requests, reloads, metrics, versions, the log's end.
 
-    With what `vllm-gateway doctor` finds, which asks each backend. Secrets are masked; prompts are in none of it.
-    Look into it before you send it. The log and the doctor's findings are left out while the settings are wrong.
+    With what `vllm-gateway doctor` finds, which asks each backend. Prompts are in none of it. Secrets are masked; one
+    of less than four characters only where it looks like a secret, as in `api_key=abc`. Look into it before you send
+    it. The log and the doctor's findings are left out while the settings are wrong.
     """
     from gateway.cli.doctor.running import whom_to_ask
 
@@ -120,13 +124,21 @@ def secrets_of(config: Config) -> set[str]:
 
 
 def masked(text: str, secrets: Collection[str]) -> str:
-    """Return the text without the secrets, as they are or as JSON writes them, and without what looks like one."""
+    """Return the text without the secrets, as they are or as JSON writes them, and without what looks like one.
+
+    One that is a short word, as `model`, is masked where it stands alone and names no field or label. One of less
+    than four characters is masked only where it looks like a secret: a mask on each `a` or `1` would tell it.
+    """
     from gateway.observe.redact import redact
 
-    written = {form for each in secrets for form in (each, *_as_json(each))}
+    kept = (each for each in secrets if len(each.strip()) >= _LEAST_CHARS)
+    written = {form for each in kept for form in (each, *_as_json(each))}
     # The longest first: one secret may be a part of another.
-    for each in sorted(filter(None, written), key=len, reverse=True):
-        text = text.replace(each, "***")
+    for each in sorted(written, key=len, reverse=True):
+        found = re.escape(each)
+        if len(each) < _LONG_CHARS and (each.isalpha() or each.isdigit()):
+            found = rf"(?:(?<!\w)|(?<=\\[nrt])){found}(?!\w|\"\s*:|=\")"
+        text = re.sub(found, "***", text)
     return redact(text)
 
 

@@ -178,3 +178,42 @@ def test_whatever_a_secret_looks_like_it_is_not_left(secrets, around):
     text = "".join(part + secret + json.dumps(secret) for part in around for secret in secrets)
     left = masked(text, secrets)
     assert all(secret not in left for secret in secrets)
+
+
+TOLD = '{"model": "qwen", "detail": "sent hunter2; models are down"}\ngateway_models{model="m"} 1\n'
+
+
+@pytest.mark.parametrize(
+    ("secret", "left"),
+    [
+        ("hunter2", TOLD.replace("hunter2", "***")),
+        ("model", TOLD),  # names of fields and labels, and a part of a word
+        ("down", TOLD.replace("down", "***")),
+        ("odels", TOLD),
+        ("1111", TOLD),
+        ("are", TOLD),  # to mask words that are everywhere would only tell the secret
+        ("m", TOLD),
+        ("1", TOLD),
+        ("    ", TOLD),
+        (" ", TOLD),
+        ('"', TOLD),
+    ],
+)
+def test_a_secret_that_is_a_short_word_does_not_garble_the_rest(secret, left):
+    assert masked(TOLD, {secret}) == left
+
+
+def test_a_short_secret_is_masked_behind_a_line_end_that_json_writes():
+    assert masked(json.dumps("sent\nhunter\tto"), {"hunter"}) == json.dumps("sent\n***\tto")
+
+
+def test_a_short_secret_that_is_no_word_is_masked_wherever_it_is():
+    assert masked("xhunter2x", {"hunter2"}) == "x***x"
+
+
+@pytest.mark.parametrize("secret", ["a", "abc", "hunter2"])
+def test_a_short_secret_is_masked_where_it_looks_like_one(secret):
+    text = f"Authorization: Bearer {secret}\nredis://u:{secret}@h:1\n--api-key {secret}\napi_key={secret}\n"
+    assert masked(text, {secret}) == (
+        "Authorization: ***\nredis://***@h:1\n--api-key ***\napi_key=***\n"
+    )
