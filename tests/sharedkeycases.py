@@ -190,6 +190,21 @@ class SharedKeyCases(KeyCases):
         desk.runner.run(follower.look())
         assert caplog.records[-1].event == "keys_told_again"  # another loss
 
+    def test_what_the_store_lost_is_told_though_another_trouble_was_told_before(
+        self, desk, tmp_path, caplog
+    ):
+        desk.create({"name": "a"})
+        follower = SharedKeys(desk.store, tmp_path / "copy")
+        desk.runner.run(follower.look())
+        self.lose(desk)
+        other = RedisKeys(desk.store.link, b"x" * 32, lambda: {}, lambda: desk.at)
+        desk.runner.run(other.create({"name": "of another pepper"}))
+        desk.runner.run(follower.look())
+        self.lose(desk)
+        desk.runner.run(follower.look())
+        told = [each.event for each in caplog.records if each.name == "gateway.keys"]
+        assert told == ["keys_trouble", "keys_told_again"]
+
     def lose_records(self, desk):
         raise NotImplementedError
 

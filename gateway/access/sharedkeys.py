@@ -60,6 +60,7 @@ class SharedKeys:
     on_change: list[Callable[[], None]] = field(default_factory=list)
     _ring: KeyRing | None = None
     _told: str = ""  # what was last logged to be wrong
+    _loss_told: bool = False  # that the store lost keys, which it has not taken again yet
     _uncopied: asyncio.Event = field(default_factory=asyncio.Event)
     _copy_failed: bool = False
 
@@ -117,7 +118,7 @@ class SharedKeys:
             return
         ours = _lost(known.entries, part) if part.whole else {}
         if not ours:
-            self._tell("")
+            self._all_is_well()
         same = (part.generation, part.stamp) == (known.generation, known.stamp)
         if self.snapshot is not None and same and not ours:
             return
@@ -155,11 +156,12 @@ class SharedKeys:
 
     async def _tell_again(self, ours: Iterable[Entry], part: Part) -> None:
         """Keep in Redis what it lost; another replica may be first."""
-        if not self._told:  # else it lost them before, and did not take them
+        if not self._loss_told:
             log.warning(
                 "the shared store lost changes of keys; those that this gateway knows are kept there again",
                 extra={"event": "keys_told_again"},
             )
+        self._loss_told = True
         for each in ours:
             theirs = part.entries.get(each.record.id)
             try:
@@ -167,7 +169,7 @@ class SharedKeys:
             except (StoreUnavailable, KeyStoreError) as error:
                 self._tell(f"a key could not be kept there again: {error}")
                 return  # the next look finds what is missing
-        self._tell("")
+        self._all_is_well()
 
     def _without(self) -> str:
         if self.snapshot is None:
@@ -178,9 +180,13 @@ class SharedKeys:
 
     def _tell(self, trouble: str) -> None:
         """Log what is wrong, once."""
-        if trouble and trouble != self._told:
+        if trouble != self._told:
             log.error(trouble, extra={"event": "keys_trouble"})
         self._told = trouble
+
+    def _all_is_well(self) -> None:
+        """Have the next trouble told, whichever it is."""
+        self._told, self._loss_told = "", False
 
     # --- the copy -----------------------------------------------------------------------------------
 
