@@ -16,7 +16,7 @@ import typer
 
 from gateway.cli.console import VerbError, ask
 from gateway.cli.terminal import Terminal
-from gateway.cli.topview import Focus, Lists, Verb, View, frame, lists, pressed
+from gateway.cli.topview import Focus, Lists, Verb, View, frame, keys_in, lists, pressed
 from gateway.cli.verbs import LOCAL, Server, Token
 
 _EVERY_S: Final = 2.0
@@ -24,7 +24,7 @@ _REQUESTS: Final = 500
 _HIDE, _SHOW = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # the other screen, without a cursor
 _HOME: Final = "\x1b[H"
 _REST_OF_LINE, _REST = "\x1b[K", "\x1b[J"
-_MOST_KEY_BYTES: Final = 8
+_MOST_KEY_BYTES: Final = 1024
 
 
 def top(
@@ -44,8 +44,7 @@ def top(
     with _raw():
         while True:
             _draw(screen)
-            key = _key(_EVERY_S)
-            if key and not screen.press(key):
+            if not screen.typed(_typed(_EVERY_S)):
                 return
             screen.look()
 
@@ -76,6 +75,15 @@ class Screen:
             self.view = replace(self.view, below=(str(error),))
             return
         self.overview, self.lists = overview, lists(overview, told.get("data", []))
+
+    def typed(self, text: str) -> bool:
+        """Do what keys that came together ask for; False: end. None of them answers a question of one before."""
+        for key in keys_in(text):
+            if not self.press(key):
+                return False
+            if self.question is not None:
+                break
+        return True
 
     def press(self, key: str) -> bool:
         """Do what a key asks for; False: end."""
@@ -167,7 +175,7 @@ def _raw() -> Iterator[None]:
         sys.stdout.flush()
 
 
-def _key(patience_s: float) -> str:
-    """Return the key that is pressed within so many seconds; empty: none."""
+def _typed(patience_s: float) -> str:
+    """Return the keys that are pressed, as soon as one is; empty: none within so many seconds."""
     ready, _, _ = select.select([sys.stdin], [], [], patience_s)
     return os.read(sys.stdin.fileno(), _MOST_KEY_BYTES).decode(errors="replace") if ready else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from gateway.cli.terminal import Terminal
 KEYS: Final = (
     "q quit  tab next list  up/down select  d drain  u undrain  h hold restarts  e explain"
 )
+_KEY: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|.", re.DOTALL)
 _PROBLEMS: Final = 3
 _LINES_OF_OTHERS: Final = 8  # of tenants, and of streams
 _LEAST: Final = {
@@ -124,6 +126,11 @@ def lists(overview: dict[str, Any], requests: Sequence[dict[str, Any]]) -> Lists
             Focus.STREAMS: [str(each.get("id")) for each in streams[:_LINES_OF_OTHERS]],
         },
     )
+
+
+def keys_in(typed: str) -> list[str]:
+    """Return the keys that a terminal sent; an arrow is three characters."""
+    return _KEY.findall(typed)
 
 
 def pressed(view: View, key: str, found: Lists) -> View | Verb:

@@ -38,6 +38,19 @@ async def test_a_backend_is_drained_after_its_order_was_shown_and_confirmed():
 
 
 @story
+async def test_keys_that_come_together_are_all_obeyed_but_none_answers_a_question_that_was_not_shown():
+    async with gateway(SimConfig(model="m"), SimConfig(model="m"), SimConfig(model="m")) as world:
+        screen = Screen(world.admin_url, "")
+        await asyncio.to_thread(screen.look)
+        assert await asyncio.to_thread(screen.typed, "\x1b[B\x1b[B\x1b[A")
+        assert screen.lists.selected(screen.view) == "m/b2"
+        assert await asyncio.to_thread(screen.typed, "dy")
+        assert "m/b2" in " ".join(screen.view.below)
+        assert world.process.table.get("m/b2").phase is Phase.READY
+        assert not await asyncio.to_thread(screen.typed, "jq")
+
+
+@story
 async def test_restarts_are_held_and_a_stream_is_explained():
     async with gateway(SimConfig(model="m", decode_step_s=0.05)) as world:
         asked = asyncio.get_running_loop().create_task(world.chat(stream=True, max_tokens=200))

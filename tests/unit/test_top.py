@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.cli.terminal import Terminal
-from gateway.cli.topview import Focus, Verb, View, frame, lists, pressed
+from gateway.cli.topview import Focus, Verb, View, frame, keys_in, lists, pressed
 from tests.unit.test_status_view import OVERVIEW
 
 REQUEST = {
@@ -57,6 +57,12 @@ def test_keys_move_and_choose():
 )
 def test_keys_ask_for_something(key, verb):
     assert pressed(View(), key, FOUND) is verb
+
+
+def test_keys_that_come_together_are_told_apart():
+    assert keys_in("dq\x1b[B\x1b[Aj\t") == ["d", "q", "\x1b[B", "\x1b[A", "j", "\t"]
+    assert keys_in("\x1b[5~\x1bx\x1b") == ["\x1b[5~", "\x1b", "x", "\x1b"]
+    assert keys_in("") == []
 
 
 def test_an_unknown_key_takes_a_question_back():
