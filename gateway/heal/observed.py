@@ -11,7 +11,6 @@ from gateway.core.aio import Clock
 from gateway.core.types import Phase, RequestRecord
 from gateway.heal.judges import Judges
 from gateway.heal.startup import StartWatch
-from gateway.launch import proc
 from gateway.launch.launcher import Incarnation, Launcher, LaunchError, Seen
 from gateway.launch.process import ProcessLauncher
 from gateway.pools.hearing import canary_s
@@ -96,16 +95,6 @@ class Observed:
             if seen.began_at is not None:
                 self.since = now - max(0.0, self._clock.wall() - seen.began_at)
         self.judges.scraped(self.backend, now)
-
-    async def lost_process(self) -> str:
-        """Wait until a process ends that it cannot do without, and return it; empty: that cannot be told."""
-        if not isinstance(self.launcher, ProcessLauncher):
-            return ""
-        try:
-            ended = await proc.first_end(await self.launcher.vital())
-        except (LaunchError, OSError):
-            return ""  # no record, or no handles: its probes have to notice
-        return "" if ended is None else str(ended)
 
     def crash_loops(self) -> bool:
         """Whether its service manager restarted it three times within ten minutes."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gateway.config.models import BackendConfig, PoolConfig
-from gateway.core.aio import guarded, periodic
+from gateway.core.aio import periodic
 from gateway.core.events import EventKind
 from gateway.core.types import SERVING
 from gateway.heal.decisions import CHANGED, Cause, Restart, Sign, Suspend, Wait
@@ -38,6 +38,7 @@ from gateway.heal.states import (
     tending,
     under_way,
 )
+from gateway.heal.vital import VitalProcesses
 from gateway.launch.launcher import Changes, Incarnation, Launcher
 from gateway.pools.table import Backend
 from gateway.vllmlog.diagnosis import Diagnosis
@@ -80,7 +81,7 @@ class Supervised:
         self.tasks: list[asyncio.Task[None]] = []
         self._shared, self._timing = shared, shared.timing
         self._prepare = Preparation(backend, self.pages, shared.table, shared.clock, shared.events)
-        self._processes: asyncio.Task[None] | None = None
+        self._vital = VitalProcesses(self.id, self._lost)
         self._looking: asyncio.Task[None] | None = None  # a look that is not over
         self._group: asyncio.TaskGroup | None = None
         self._to(self.state)
@@ -158,9 +159,9 @@ class Supervised:
     def end(self) -> None:
         """Be no longer configured: nothing is looked at or done any more."""
         self._look_no_more()
-        for task in (*self.tasks, self._processes):
-            if task is not None:
-                task.cancel()
+        self._vital.end()
+        for task in self.tasks:
+            task.cancel()
 
     def _look_no_more(self) -> None:
         looking, self._looking = self._looking, None
@@ -210,25 +211,19 @@ class Supervised:
             self._shared.table.tend(self.id, shown)
 
     def _watch_processes(self, of: Incarnation | None) -> None:
+        if self._group is not None:
+            self._vital.watch(self._group, self.launcher, of)
+
+    def _lost(self, of: Incarnation | None, how: str) -> None:
         """Take it out in the moment in which a process ends that it cannot do without.
 
-        vLLM is several processes. When its engine or a worker is killed, the API process may take
-        seconds to notice. One that lives on, and gives a token, serves again.
+        One that lives on, and gives a token, serves again.
         """
-
-        async def watch() -> None:
-            ended = await self.observed.lost_process()
-            now, state = self._now(), self.state
-            if ended and isinstance(state, Serving) and state.incarnation == of:
-                sign = Sign(Cause.ENGINE_DEAD, f"its process {ended} has ended")
-                test_at = now + self._timing.last_words_s  # most end as a whole, and say why
-                self._to(Suspect(now, of, sign=sign, out=True, test_at=test_at, why_down="exited"))
-
-        if self._processes is not None:
-            self._processes.cancel()  # the last time that it served, it had others
-        if self._group is not None:
-            name = f"processes of {self.id}"
-            self._processes = self._group.create_task(guarded(watch(), name=name), name=name)
+        now, state = self._now(), self.state
+        if isinstance(state, Serving) and state.incarnation == of:
+            sign = Sign(Cause.ENGINE_DEAD, how)
+            test_at = now + self._timing.last_words_s  # most end as a whole, and say why
+            self._to(Suspect(now, of, sign=sign, out=True, test_at=test_at, why_down="exited"))
 
     # --- what others hold against it, or order ---------------------------------------------------
 
