@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.core.aio import Clock
+from gateway.core.aio import Clock, start
 from gateway.core.types import Phase, RequestRecord
 from gateway.heal.judges import Judges
 from gateway.heal.startup import StartWatch
@@ -43,6 +43,7 @@ class Observed:
     ) -> None:
         self.backend, self.launcher = backend, launcher
         self.seen: Seen | None = None  # None: its launcher cannot tell
+        self._looking: asyncio.Task[None] | None = None  # a look that is not over
         self._seen_by = launcher  # its settings may have been others
         self.trouble = ""  # why it cannot, or what it last failed to do
         self.incarnation: Incarnation | None = None  # the last one that ran, and
@@ -66,6 +67,26 @@ class Observed:
         """Whether its launcher says that what runs was started with other settings than it has itself."""
         seen = self.seen if self._seen_by is self.launcher else None
         return seen is not None and seen.outdated and seen.incarnation == self.incarnation
+
+    async def see(
+        self, max_memory_bytes: int | None, patience_s: float | None = None
+    ) -> Seen | None:
+        """Return what a look finds; None where that cannot be told, or not yet: then it goes on beside."""
+        if self._looking is None:
+            look = self.look(max_memory_bytes)
+            self._looking = start(look, name=f"look at {self.backend.id}")
+        await asyncio.wait([self._looking], timeout=patience_s)
+        if not self._looking.done():
+            return None
+        looked, self._looking = self._looking, None
+        looked.result()
+        return self.seen
+
+    def look_no_more(self) -> None:
+        """Give up a look that is not over."""
+        looking, self._looking = self._looking, None
+        if looking is not None:
+            looking.cancel()
 
     async def look(self, max_memory_bytes: int | None) -> None:
         """See what runs and hear what it says. `seen` is None where that cannot be told now."""

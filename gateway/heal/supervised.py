@@ -82,7 +82,6 @@ class Supervised:
         self._shared, self._timing = shared, shared.timing
         self._prepare = Preparation(backend, self.pages, shared.table, shared.clock, shared.events)
         self._vital = VitalProcesses(self.id, self._lost)
-        self._looking: asyncio.Task[None] | None = None  # a look that is not over
         self._group: asyncio.TaskGroup | None = None
         self._to(self.state)
 
@@ -145,7 +144,7 @@ class Supervised:
 
     def rest(self) -> None:
         """Do nothing more: the group it lived in has ended. `live` goes on from the state as it is."""
-        self._look_no_more()
+        self.observed.look_no_more()
         self._group = None
 
     def _go_on(self) -> None:
@@ -158,15 +157,10 @@ class Supervised:
 
     def end(self) -> None:
         """Be no longer configured: nothing is looked at or done any more."""
-        self._look_no_more()
+        self.observed.look_no_more()
         self._vital.end()
         for task in self.tasks:
             task.cancel()
-
-    def _look_no_more(self) -> None:
-        looking, self._looking = self._looking, None
-        if looking is not None:
-            looking.cancel()
 
     async def _live(self, before: Sequence[asyncio.Task[None]]) -> None:
         while left := [each for each in (*before, *self.after) if not each.done()]:

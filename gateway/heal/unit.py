@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.config.units import format_duration
-from gateway.core.aio import guarded, start
+from gateway.core.aio import guarded
 from gateway.core.events import EventKind
 from gateway.core.types import Phase
 from gateway.heal.autopsy import NOT_EXAMINED, Finding
@@ -40,7 +40,7 @@ from gateway.heal.states import (
     lives,
 )
 from gateway.heal.supervised import Supervised
-from gateway.launch.launcher import LaunchError, Obstacle, Seen, Superseded
+from gateway.launch.launcher import LaunchError, Obstacle, Superseded
 from gateway.observe.redact import redact
 from gateway.store.shared import StoreUnavailable
 from gateway.vllmlog.diagnosis import Kind
@@ -80,7 +80,8 @@ class Unit(Supervised):
 
         A look that takes long goes on beside the steps, which use what is known until it is over.
         """
-        seen, before = await self._seen(self._timing.every_s), self.state
+        most, every_s = self.pool.supervision.max_memory, self._timing.every_s
+        seen, before = await self.observed.see(most, every_s), self.state
         if seen is None:
             return
         after = after_look(before, seen, self._now(), launches=self.launcher.launches)
@@ -96,18 +97,6 @@ class Unit(Supervised):
             self._tell(EventKind.EXITED, "replaced", how)
         elif lived and isinstance(after, Absent):
             self._tell(EventKind.EXITED, "absent", seen.detail or "nothing of it runs any more")
-
-    async def _seen(self, patience_s: float | None = None) -> Seen | None:
-        """Return what a look found; None where it cannot be told, or not yet."""
-        if self._looking is None:
-            look = self.observed.look(self.pool.supervision.max_memory)
-            self._looking = start(look, name=f"look at {self.id}")
-        await asyncio.wait([self._looking], timeout=patience_s)
-        if not self._looking.done():
-            return None
-        looked, self._looking = self._looking, None
-        looked.result()
-        return self.observed.seen
 
     # --- it serves, until there is evidence -------------------------------------------------------
 
@@ -181,7 +170,7 @@ class Unit(Supervised):
             self.adapters = shared.held.see(self.backend, self.config)
             served_s = self._now() - state.before.since
         self.diagnosis, self.observed.trouble = None, ""  # of the server that goes
-        self._look_no_more()  # what it will see is of the server that goes, too
+        self.observed.look_no_more()  # what it will see is of the server that goes, too
         begun = shared.overrides.starting(self.id, self.config.launch, served_s)
         grace_s, launch = self.pool.supervision.stop_grace, self.config.launch
         try:
@@ -200,7 +189,7 @@ class Unit(Supervised):
         """Tell what the launcher could not do, without secrets. A server that lives stays; the restart stays due."""
         label = Kind.PORT if error.obstacle is Obstacle.PORT else state.order.cause
         self._tell(EventKind.LAUNCH_FAILED, label.value, said := redact(str(error)))
-        setback, seen = setback_of(error), await self._seen()
+        setback, seen = setback_of(error), await self.observed.see(self.pool.supervision.max_memory)
         hopeless = error.obstacle is Obstacle.CANNOT_HELP
         another = state.order.incarnation is not None and isinstance(error, Superseded)
         if not another:  # it is no trouble of the one that runs now
