@@ -45,7 +45,8 @@ class Observed:
         self.seen: Seen | None = None  # None: its launcher cannot tell
         self._looking: asyncio.Task[None] | None = None  # a look that is not over
         self._seen_by = launcher  # its settings may have been others
-        self.trouble = ""  # why it cannot, or what it last failed to do
+        self.unseen = ""  # why it cannot
+        self.trouble = ""  # why what was to be done about what runs could not be done
         self.incarnation: Incarnation | None = None  # the last one that ran, and
         self.since: float | None = None  # when it began; or was first seen, where nobody tells
         self.watch: StartWatch | None = None  # over its start
@@ -60,7 +61,7 @@ class Observed:
     @property
     def untold(self) -> bool:
         """Whether the first look is not over, so that nothing can be ordered of what runs."""
-        return self.seen is None and not self.trouble
+        return self.seen is None and not self.unseen
 
     @property
     def outdated(self) -> bool:
@@ -99,18 +100,16 @@ class Observed:
                     lines = await launcher.new_lines()
                     await self._weigh(launcher, max_memory_bytes)
         except (LaunchError, TimeoutError) as error:
-            self.seen, self.trouble = None, str(error) or "looking at it took too long"
+            self.seen, self.unseen = None, str(error) or "looking at it took too long"
             return
         now, before = self._clock.now(), self.seen
         if self.watch is not None:
             for line in lines:
                 self.watch.heard(line, now)
-        if before is None:
-            self.trouble = ""  # it can be looked at again
-        elif (more := seen.own_restarts - before.own_restarts) > 0:
+        if before is not None and (more := seen.own_restarts - before.own_restarts) > 0:
             self.own_restarts += more
             self._restarted_at.extend([now] * min(more, _LOOP))
-        self.seen, self._seen_by = seen, launcher
+        self.seen, self.unseen, self._seen_by = seen, "", launcher
         if seen.running and seen.incarnation != self.incarnation:
             self.begins(seen.incarnation)
             if seen.began_at is not None:

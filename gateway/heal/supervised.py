@@ -192,7 +192,15 @@ class Supervised:
             self.diagnosis = None
         if isinstance(state, Serving):
             self.observed.watch = None
+            if not isinstance(before, Replacing):  # else it could not be restarted
+                self.observed.trouble = ""
             self._watch_processes(state.incarnation)
+        self._tell_suspicion(before, state)
+        shown = tending(state, launched=self.config.launch is not None)
+        if shown != self.backend.health.tended:
+            self._shared.table.tend(self.id, shown)
+
+    def _tell_suspicion(self, before: State, state: State) -> None:
         match before, state:
             case Suspect(), Suspect() if before.failures < FAILED_TESTS <= state.failures:
                 self._tell(EventKind.SUSPECT, "proved", state.evidence)
@@ -200,9 +208,6 @@ class Supervised:
                 self._tell(EventKind.SUSPECT, "cleared", "nothing speaks against it now")
             case ((Proving() | Serving()), Suspect(sign=sign)):
                 self._tell(EventKind.SUSPECT, sign.cause.value, sign.evidence)
-        shown = tending(state, launched=self.config.launch is not None)
-        if shown != self.backend.health.tended:
-            self._shared.table.tend(self.id, shown)
 
     def _watch_processes(self, of: Incarnation | None) -> None:
         if self._group is not None:
@@ -274,6 +279,8 @@ class Supervised:
 
     def waits(self, decision: Wait | Suspend | None) -> None:
         """Take note of why nothing is done about it, and of when it will serve if time alone ends that."""
+        if self.decision is not None and decision is None:
+            self.observed.trouble = ""  # nothing calls for a restart any more, or one begins
         self.decision, state, ready_at = decision, self.state, None
         if not isinstance(state, Failed) or not state.examined:
             return
@@ -306,7 +313,7 @@ class Supervised:
 
     def clear(self) -> None:
         """An operator says that the cause is gone: it is tried, or started anew, with other settings too."""
-        self.suspended = False
+        self.suspended, self.observed.trouble = False, ""
         state, now = self.state, self._now()
         if isinstance(state, Suspended):
             self.decision, anew = None, self.outdated or not state.lives

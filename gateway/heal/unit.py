@@ -191,11 +191,12 @@ class Unit(Supervised):
         self._tell(EventKind.LAUNCH_FAILED, label.value, said := redact(str(error)))
         setback, seen = setback_of(error), await self.observed.see(self.pool.supervision.max_memory)
         hopeless = error.obstacle is Obstacle.CANNOT_HELP
-        another = state.order.incarnation is not None and isinstance(error, Superseded)
+        another = isinstance(error, Superseded)
         if not another:  # it is no trouble of the one that runs now
             self.observed.trouble = said
         if another or (lives(state.before) if seen is None else not seen.gone):
-            self._give_up(state, setback, stays_ordered=not (another or hopeless))
+            done = hopeless or (another and state.order.incarnation is not None)
+            self._give_up(state, setback, stays_ordered=not done)
             return
         self._shared.came_to(setback, state.order)
         why = f"it could not be started: {said}"

@@ -91,7 +91,7 @@ def supervision(unit: Supervised, moment: Moment) -> SupervisionOverview:
         waits_for=waits.waits_for if waits is not None else "",
         outdated=unit.outdated,
         suspended=unit.suspended,
-        trouble=observed.trouble,
+        trouble=observed.unseen or observed.trouble,
         waits=None if waits is None else _waits(waits, moment),
         diagnosis=DiagnosisOverview(
             kind=diagnosis.kind.value, cause=why, evidence=diagnosis.evidence

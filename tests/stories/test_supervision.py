@@ -1005,11 +1005,11 @@ async def test_a_look_that_fails_once_forgets_nothing():
         since = world.unit().observed.since
         on["m/b1"].blind = "the disk is slow"
         await world.until(lambda: world.unit().observed.seen is None)
-        assert world.unit().observed.trouble == "the disk is slow"
+        assert world.unit().observed.unseen == "the disk is slow"
         on["m/b1"].blind = ""
         await world.until(lambda: world.unit().observed.seen is not None)
         await world.turns()
-        assert world.unit().observed.trouble == ""
+        assert world.unit().observed.unseen == ""
         assert world.unit().observed.since == since
         assert world.phase() is Phase.READY
         assert len(on["m/b1"].starts) == 1
