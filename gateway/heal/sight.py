@@ -171,6 +171,6 @@ def doubt(backend: Backend) -> Doubt | None:
         return None
     if reason == "no_progress":
         return Doubt(Sign(Cause.FROZEN, health.detail), "frozen", 0.0)
-    why = f"its process runs but does not serve: {reason or 'down'}"
+    why = f"its process runs but does not serve: {health.detail}"
     proof_s = DEAD_S if reason == "http_503" else SILENT_S
     return Doubt(Sign(Cause.ENGINE_DEAD, why), reason, proof_s)

@@ -30,6 +30,7 @@ from gateway.core.types import Phase
 from gateway.heal.decisions import GRAVITY, Cause, Restart, Sign
 from gateway.launch.launcher import Incarnation
 from gateway.pools.facts import Tending
+from gateway.pools.unanswered import in_words
 
 FAILED_TESTS: Final = 2  # in a row, that prove that an engine does not work
 LONGEST_PAUSE: Final = 30  # looks between two tests of one that stays suspect
@@ -91,7 +92,7 @@ class Suspect(_State):
     """
 
     sign: Sign
-    failed: str = ""  # how the last test request did
+    failed: str = ""  # how the last test request did, in a short word
     failures: int = 0  # test requests that failed in a row, with no sign of life between them
     out: bool = False
     proved: bool = True  # its start came to a good end
@@ -107,7 +108,7 @@ class Suspect(_State):
         if not self.failures:
             return self.sign.evidence
         tests = f"{self.failures} test requests in a row" if self.failures > 1 else "a test request"
-        return f"{self.sign.evidence}, and {tests} failed ({self.failed})"
+        return f"{self.sign.evidence}, and {tests} failed ({in_words(self.failed)})"
 
     @property
     def reason(self) -> str:

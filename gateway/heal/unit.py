@@ -42,6 +42,7 @@ from gateway.heal.states import (
 from gateway.heal.supervised import Supervised
 from gateway.launch.launcher import LaunchError, Obstacle, Superseded
 from gateway.observe.redact import redact
+from gateway.pools.unanswered import in_words
 from gateway.store.shared import StoreUnavailable
 from gateway.vllmlog.diagnosis import Kind
 
@@ -254,11 +255,12 @@ class Unit(Supervised):
         for _ in range(FAILED_TESTS):
             if not (failed := await self.observed.test(self._timing.first_token_s)):
                 break
-        else:
-            why = f"/health responds, but its engine did not compute one token ({failed})"
-            await self._unproven(state, why)
-            return
         if failed is None:
+            return
+        if failed:
+            told = in_words(failed)
+            why = f"/health responds, but its engine did not compute one token ({told})"
+            await self._unproven(state, why)
             return
         if why := await self._prepare.load_adapters(self.pool, self.adapters, self._say):
             await self._unproven(state, why)

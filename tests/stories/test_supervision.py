@@ -636,7 +636,7 @@ async def test_one_whose_engine_fails_its_first_token_is_kept_out():
         async with fleet(on, launched(slot), launched(on["m/b2"]), wait=False) as world:
             await world.until(lambda: world.told(EventKind.START_FAILED))
             (failed,) = world.told(EventKind.START_FAILED)
-            assert "did not compute one token (http_500)" in failed.detail
+            assert "did not compute one token (it answers with status 500)" in failed.detail
             assert not world.told(EventKind.STARTED, "m/b1")
             await world.until(lambda: len(slot.starts) == 2)
             await world.serves("m/b2")
@@ -811,10 +811,10 @@ async def test_a_frozen_idle_engine_is_found_by_a_canary():
             await world.serves()
             restart = world.told(EventKind.RESTART, "m/b1")[0]
             assert restart.label == "frozen"
-            assert "2 test requests in a row failed (timeout)" in restart.detail
+            assert "2 test requests in a row failed (no answer in time)" in restart.detail
             suspected, proved = world.told(EventKind.SUSPECT, "m/b1")
             assert (suspected.label, proved.label) == ("frozen", "proved")
-            assert "2 test requests in a row failed (timeout)" in proved.detail
+            assert "2 test requests in a row failed (no answer in time)" in proved.detail
 
 
 @story

@@ -121,7 +121,7 @@ def test_it_stays_in_rotation_until_a_test_request_has_failed():
     shown = tending(failed(suspect, 20.0), launched=True)
     assert (shown.phase, shown.reason) == (Phase.DOWN, "suspect")
     assert tending(failed(suspect, 20.0, 21.0), launched=True).reason == "frozen"
-    assert shown.detail == "no progress for 31 s, and a test request failed (timeout)"
+    assert shown.detail == "no progress for 31 s, and a test request failed (no answer in time)"
 
 
 def test_the_only_one_that_serves_stays_in_rotation_until_two_have_failed():
@@ -137,7 +137,7 @@ def test_two_test_requests_in_a_row_are_proof():
     assert calls_for(failed(suspect, 20.0), {}, 99.0) is None
     found = calls_for(failed(suspect, 20.0, 30.0), {}, 30.0)
     assert found.cause is Cause.FROZEN
-    assert found.evidence.endswith("and 2 test requests in a row failed (timeout)")
+    assert found.evidence.endswith("and 2 test requests in a row failed (no answer in time)")
 
 
 def test_an_engine_that_answers_errors_gets_time_to_end_by_itself():
