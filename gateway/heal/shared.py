@@ -33,3 +33,4 @@ class Shared:
     timing: Timing
     names: Names
     came_to: Callable[[Setback, Restart], None]  # told of orders that came to no start
+    on_hold: Callable[[str], bool]  # whether an operator holds automatic restarts of a pool

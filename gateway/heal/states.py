@@ -6,7 +6,7 @@
     Proving     it answers: one token, adapters, warm-up          done: Serving. no token: Suspect
     Serving     in rotation, if its probes agree                  evidence: Suspect. planned: Draining
     Suspect     it lives and may not work; canaries go on         a token: Serving. proof: Replacing
-    Draining    before a planned restart: its requests finish     empty, or late: Replacing
+    Draining    before a planned restart: its requests finish     empty, late: Replacing; or as before
     Replacing   its launcher stops what runs, and starts anew     launched: Starting. failed: as before
     Failed      it ended, or its start hangs                      permitted: Replacing. answers: Proving
     Suspended   not restarted until an operator clears it         gives a token: Proving. cleared: Failed
@@ -211,7 +211,7 @@ LATER: Final[Mapping[type[State], frozenset[type[State]]]] = {
     Proving: _ANYWHERE | {Proving, Serving, Suspect, Failed},
     Serving: _ANYWHERE | {Serving, Suspect, Draining, Failed},
     Suspect: _ANYWHERE | {Suspect, Serving, Proving, Draining, Failed, Suspended},
-    Draining: frozenset({Replacing}),
+    Draining: frozenset({Replacing, Starting, Serving, Suspect}),
     Replacing: _ANYWHERE | {Proving, Serving, Suspect, Failed, Suspended},
     Failed: _ANYWHERE | {Failed, Proving, Suspended},
     Suspended: _ANYWHERE | {Suspended, Failed, Proving},

@@ -199,6 +199,83 @@ async def test_an_ordered_restart_lets_streams_end_well_first():
             assert await world.counted("gateway_backend_restarts_total") == 1
 
 
+@contextlib.asynccontextmanager
+async def drained_to_restart(world):
+    """Have streams run at m/b1 for as long as this lasts, which an automatic restart waits for."""
+    slot = world.slot()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(4):
+            group.create_task(world.chat(stream=True, max_tokens=60))
+        await world.until(lambda: writes(slot))
+        with held(slot):
+            yield
+
+
+@pytest.mark.parametrize("order", ["drain", "hold"])
+@story
+async def test_an_operators_order_calls_an_automatic_restart_off_that_is_still_drained_for(order):
+    async with machine() as on:
+        slot = on["m/b1"]
+        slot.speed = on["m/b2"].speed = 1.0
+        async with fleet(on, *two(on)) as world:
+            async with drained_to_restart(world):
+                launch = world.settings["pools"]["m"]["backends"][0]["launch"]
+                launch["args"] = {"max-model-len": 4096}
+                await world.reload()
+                await world.until(lambda: isinstance(world.unit().state, Draining))
+                if order == "drain":
+                    await world.order("drain", reason="a fan is loud")
+                else:
+                    assert (await world.admin("POST", "/admin/v1/restarts:hold", {})).is_success
+            await world.until(lambda: world.unit().decision is not None)
+            waits = Why.HELD if order == "drain" else Why.ON_HOLD
+            assert world.unit().decision.why is waits
+            assert (slot.running, slot.stops) == (True, [])
+            (told,) = [e for e in world.told(EventKind.OPERATOR) if e.label == "called_off"]
+            assert told.detail.startswith("its restart was called off: an operator ")
+            await slot.die()  # by hand
+            await world.turns(20)
+            assert len(slot.starts) == 1
+            if order == "drain":
+                assert (await world.order("undrain")).json()["changed"]
+            else:
+                assert (await world.admin("POST", "/admin/v1/restarts:lift", {})).is_success
+            await world.until(lambda: world.backend().window_tokens == 4096)
+            await world.serves()
+
+
+@story
+async def test_what_a_person_stops_at_its_service_manager_during_the_drain_stays_stopped():
+    async with machine() as on:
+        slot = on["m/b1"]
+        slot.speed = on["m/b2"].speed = 1.0
+        for name in ("m/b1", "m/b2"):
+            await on[name].begin()
+        every = managed(slot), managed(on["m/b2"])
+        async with fleet(on, *every, supervision={"restart_every": "1s"}) as world:
+            async with drained_to_restart(world):
+                await world.until(lambda: isinstance(world.unit().state, Draining))
+                slot.gone = True
+                await slot.end()
+            await world.until(lambda: world.told(EventKind.EXITED, "m/b1"))
+            await world.turns(20)
+            assert (slot.running, slot.starts) == (False, [])
+
+
+@story
+async def test_a_restart_that_an_operator_ordered_goes_on_under_a_hold():
+    async with machine() as on:
+        slot = on["m/b1"]
+        slot.speed = on["m/b2"].speed = 1.0
+        async with fleet(on, *two(on)) as world:
+            async with drained_to_restart(world):
+                assert (await world.order("restart")).json()["changed"]
+                await world.until(lambda: isinstance(world.unit().state, Draining))
+                assert (await world.admin("POST", "/admin/v1/restarts:hold", {})).is_success
+            await world.until(lambda: len(slot.starts) == 2)
+            await world.serves()
+
+
 @story
 async def test_what_finishes_at_another_process_is_not_told_as_no_request():
     async with machine() as on, fleet(on, *two(on)) as world:
