@@ -191,8 +191,8 @@ class Process:
 class Healing:
     """What only one gateway may do to its backends at a time: supervise them, and place adapters.
 
-    What it does is written to the state folder, which nobody else writes meanwhile. A worker that does not lead
-    does as the leading one says instead.
+    What it does is written to the state folder, which it holds the lock of meanwhile. A worker that does not
+    lead does as the leading one says instead.
     """
 
     def __init__(self, process: Process, group: asyncio.TaskGroup) -> None:
@@ -206,6 +206,7 @@ class Healing:
         works: dict[str, Coroutine[Any, Any, None]] = {"adapters": process.adapters.run()}
         if process.leads:
             works |= {"supervisor": process.supervisor.run(), "gpus": process.gpus.run()}
+            works["state folder"] = process.disk.lock.hold()
         else:
             following = Following(
                 process.table, process.store, process.supervisor.names, process.replicas

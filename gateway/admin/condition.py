@@ -137,6 +137,7 @@ def _own(desk: Desk) -> Own:
         disk_free_bytes=desk.disk.left,
         disk_least_bytes=LOW_BYTES,
         disk_unwritable=desk.disk.unwritable,
+        state_shared_with=desk.disk.lock.other,
         callers=together([callers_seen(desk), *desk.callers_elsewhere]),
         client_write_s=config.timeouts.client_write,
         keys_known=all(passed for name, passed, _ in desk.ready().checks if name == "keys"),

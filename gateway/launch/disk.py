@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.core.aio import periodic
+from gateway.launch.folderlock import FolderLock
 from gateway.launch.logfile import KEPT, ROTATE_BYTES
 
 log = logging.getLogger("gateway.launch")
@@ -27,10 +28,11 @@ async def watch(space: DiskSpace) -> None:
 
 
 class DiskSpace:
-    """The space that is left on the disk of a folder."""
+    """What is left on the disk of the state folder, and whether this gateway alone writes there."""
 
     def __init__(self, folder: Path, free: Callable[[Path], int | None] | None = None) -> None:
         self.left: int | None = None  # bytes, when it was last looked at; None: not known
+        self.lock = FolderLock(folder)
         self.unwritable = ""  # why nothing can be written there; empty: it can
         self._folder = folder
         self.free = free or free_bytes

@@ -31,6 +31,7 @@ class Own:
     disk_free_bytes: int | None = None
     disk_least_bytes: int = 0
     disk_unwritable: str = ""  # why nothing can be written there
+    state_shared_with: str = ""  # the gateway that writes there, too
     callers: Callers = Callers()  # of all workers
     client_write_s: float = 60.0
     keys_known: bool = True
@@ -138,6 +139,13 @@ def _disk(own: Own) -> Iterator[Problem]:
             cause=sentence(f"{own.disk_unwritable}; drains, holds, names of backends and the history of this gateway"
                            " end with it"),
             remedy="Let the gateway's user write there, or set `state` to another folder and restart the gateway.",
+        )  # fmt: skip
+    if own.state_shared_with:
+        yield Problem(
+            kind="state_shared", severity="degraded", subject="state",
+            what=f"The state folder {own.disk} is used by another gateway, too: {own.state_shared_with}",
+            cause="Each undoes what the other keeps there: drains, holds, suspensions and remedies can be lost.",
+            remedy="Give each gateway a `state` folder of its own, or stop one of them.",
         )  # fmt: skip
     left = own.disk_free_bytes
     if left is None or left >= own.disk_least_bytes:

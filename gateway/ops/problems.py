@@ -49,6 +49,7 @@ ProblemKind = Literal[  # those that hurt most first, within a severity
     "keys_invalid",  # the keys file cannot be used, and those before it stay
     "disk_low",
     "state_unwritable",  # what the gateway must remember is not kept
+    "state_shared",  # another gateway writes what this one must remember
     "reload_failed",
     "replicas_differ",
     "gpu_memory",  # a GPU of a launched backend has little memory left

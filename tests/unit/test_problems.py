@@ -398,6 +398,11 @@ def tried(*findings, effect=(), at=1_700_000_090.0, by="anna"):
             ["The state folder /srv cannot be written", "Permission denied", "drains", "`state`"],
         ),
         (
+            Own(disk="/srv", state_shared_with="process 7 on gw1"),
+            *("state_shared", "degraded"),
+            ["The state folder /srv is used by another gateway, too: process 7 on gw1", "holds"],
+        ),
+        (
             Own(callers=Callers({"ci": 34}, {"ci": "requests_per_minute: 60; 60 used"})),
             *("key_over_limit", "note"),
             ["Key ci is over its limit: 34 requests", "60 used", "keys effective ci"],
