@@ -120,5 +120,5 @@ class Setback(Enum):
 
 def setback_of(error: LaunchError) -> Setback:
     """Return what an order came to that its launcher could not carry out."""
-    passes = error.obstacle in (Obstacle.TRANSIENT, Obstacle.DISK)
-    return Setback.NOT_NOW if passes else Setback.FAILED
+    for_good = error.obstacle is Obstacle.CANNOT_HELP
+    return Setback.FAILED if for_good else Setback.NOT_NOW

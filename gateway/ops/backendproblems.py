@@ -174,7 +174,7 @@ def state_problem(
         kind=told.kind,
         severity="degraded",
         subject=f"backend {backend['id']}",
-        what=f"Backend {backend['id']} {told.what}{_times(backend)}",
+        what=f"Backend {backend['id']} {_what(backend, told)}{_times(backend)}",
         cause=cause_of(backend, failures),
         remedy=_remedy(backend, told).format(id=backend["id"]),
         since=now - backend["phase_age_s"],
@@ -189,13 +189,23 @@ def _remedy(backend: BackendOverview, told: _State) -> str:
     endless = waits["why"] if waits is not None and waits["until"] is None else ""
     if backend["state"] == "failed" and endless in _BY_HAND:
         return _BY_HAND[endless]
-    trouble = tended["trouble"]
-    if backend["state"] in _NOT_STARTED and trouble and trouble in backend["detail"]:
+    if _not_started(backend):
         return _NOT_STARTED[backend["state"]]
     if backend["state"] in ("restarting", "starting") and tended["outdated"]:
         return _CHANGED_SINCE
     ours = tended["launched"] or told.kind == "frozen"
     return told.tended if ours and told.tended else told.remedy
+
+
+def _what(backend: BackendOverview, told: _State) -> str:
+    return "has failed to start" if told.kind == "failed" and _not_started(backend) else told.what
+
+
+def _not_started(backend: BackendOverview) -> bool:
+    """Whether its launcher could not even start it."""
+    tended = backend["supervision"]
+    trouble = tended["trouble"] if tended is not None else ""
+    return backend["state"] in _NOT_STARTED and trouble != "" and trouble in backend["detail"]
 
 
 def _times(backend: BackendOverview) -> str:

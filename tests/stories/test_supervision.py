@@ -705,12 +705,12 @@ async def test_a_suspension_without_a_known_cause_tells_the_exit_code():
 @story
 async def test_a_suspension_of_one_that_was_never_launched_tells_why_once():
     async with machine() as on:
-        slot, taken = on["m/b1"], "port 1 is already in use by 7 (python). End it"
-        slot.refuses = [taken] * 3
+        slot, none = on["m/b1"], "the program vllm does not exist"
+        slot.refuses, slot.obstacle = [none] * 3, Obstacle.CANNOT_HELP
         async with fleet(on, launched(slot), wait=False, supervision={"max_restarts": 2}) as world:
             await world.until(lambda: world.unit().suspended)
             assert suspension(world) == (
-                f"2 restarts within 1800 s did not help: it could not be started: {taken}"
+                f"it was started once more, and a restart cannot help: it could not be started: {none}"
             )
 
 
@@ -735,14 +735,14 @@ async def test_a_suspension_does_not_name_the_cause_of_an_earlier_start():
 @story
 async def test_a_suspension_does_not_name_how_it_ended_when_it_could_not_be_launched_since():
     async with machine() as on:
-        slot, taken = on["m/b1"], "port 1 is already in use by 7 (python). End it"
+        slot, none = on["m/b1"], "the program vllm does not exist"
         async with fleet(on, launched(slot), supervision={"max_restarts": 2}) as world:
-            slot.refuses = [taken] * 2
+            slot.refuses, slot.obstacle = [none] * 2, Obstacle.CANNOT_HELP
             await slot.die(exit_code=1, log=DIED)
             await world.until(lambda: world.unit().suspended)
             assert world.told(EventKind.EXITED)[0].label == "engine_dead_runtime"
             assert world.unit().diagnosis is None
-            assert suspension(world).endswith(f": {taken}")
+            assert suspension(world).endswith(f": {none}")
             assert "head_dim" not in suspension(world)
 
 

@@ -238,6 +238,24 @@ async def test_a_service_manager_that_is_away_uses_up_no_restart():
 
 
 @story
+async def test_one_whose_port_another_program_has_is_started_once_that_has_ended():
+    async with machine() as on:
+        slot, taken = on["m/b1"], "port 1 is already in use by 7 (python). Stop it"
+        slot.obstacle, slot.refuses = Obstacle.PORT, [taken] * 9999
+        few = {"supervision": {"max_restarts": 1}}
+        async with fleet(on, *two(on), wait=False, **few) as world:
+            await world.until(lambda: len(world.told(EventKind.LAUNCH_FAILED)) > 4)
+            told = (await world.admin("GET", "/admin/v1/overview")).json()["problems"]
+            (problem,) = [each for each in told if each["subject"] == "backend m/b1"]
+            assert "Backend m/b1 has failed to start. " in problem["sentence"]
+            assert problem["cause"] == f"It could not be started: {taken}."
+            assert problem["next"] == "See to that; it is started again by itself."
+            slot.refuses = []
+            await world.serves()
+            assert not world.told(EventKind.SUSPENDED)
+
+
+@story
 async def test_a_restart_that_an_operator_ordered_is_not_lost_by_a_reload():
     async with machine() as on:
         slot = on["m/b1"]

@@ -145,7 +145,9 @@ def test_what_was_not_started_has_no_log_that_says_why(state, told, step):
         "detail": f"{told}it could not be started: {why}",
         "supervision": tended | {"launched": True, "outdated": False},
     }
-    assert state_problem(backend, 1.0, {}).remedy == step
+    problem = state_problem(backend, 1.0, {})
+    assert problem.remedy == step
+    assert "its process ended" not in problem.what
     ended = backend | {"supervision": {**backend["supervision"], "trouble": ""}}
     assert "vllm-gateway logs m/b1" in state_problem(ended, 1.0, {}).remedy
     said = f"Backend b1 is {state}: it could not be started: {why}"
