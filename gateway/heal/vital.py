@@ -44,4 +44,4 @@ class VitalProcesses:
         except (LaunchError, OSError):
             return  # no record, or no handles: its probes have to notice
         if ended is not None:
-            self._lost(of, f"its process {ended} has ended")
+            self._lost(of, f"its process {ended}")

@@ -21,8 +21,8 @@ from typing import Final
 _PROC: Final = Path("/proc")
 # Fields after the name, counted from 0: proc_pid_stat(5) numbers them from 3 (state).
 _STATE, _PARENT, _GROUP, _SESSION, _THREADS, _STARTED = 0, 1, 2, 3, 17, 19
-_MEMORY, _VARIABLES, _VARIABLES_END = 20, 47, 48
-_DEAD: Final = "ZX"  # a zombie holds only its number, once its other threads have ended, too
+_MEMORY, _VARIABLES, _VARIABLES_END, _EXIT_STATUS = 20, 47, 48, 49
+_DEAD: Final = "ZX"  # a zombie holds nothing but its number, once its other threads have ended too
 _LISTEN: Final = "0A"  # TCP_LISTEN, include/net/tcp_states.h
 # Of /proc/net/unix, proc_net(5). A connection that was accepted has the path of its listener.
 _UNIX_STATE, _UNIX_INODE, _UNIX_PATH = 5, 6, 7
@@ -47,6 +47,21 @@ class Process:
 
     def __str__(self) -> str:
         return f"{self.pid} ({self.name})"
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of a process. `code`: what it exited with, or a signal's number below zero; None: not known."""
+
+    process: Process
+    code: int | None
+
+    def __str__(self) -> str:
+        if self.code is None:
+            return f"{self.process} has ended"
+        if self.code < 0:
+            return f"{self.process} was killed by signal {-self.code}"
+        return f"{self.process} exited with code {self.code}"
 
 
 @functools.cache
@@ -154,33 +169,47 @@ async def end_of(process: Process) -> None:
     await first_end([process])
 
 
-async def first_end(processes: Iterable[Process]) -> Process | None:
-    """Wait until any of these very processes has ended, and return it; None if there are none.
+async def first_end(processes: Iterable[Process]) -> End | None:
+    """Wait until any of these very processes has ended, and return how; None if there are none.
 
     Raises:
         OSError: the system gives no handle.
     Cancel: nothing is held.
     """
     loop, watched = asyncio.get_running_loop(), False
-    first: asyncio.Future[Process] = loop.create_future()
+    first: asyncio.Future[End] = loop.create_future()
     with contextlib.ExitStack() as held:
         for each in processes:
             try:
                 handle = os.pidfd_open(each.pid)  # readable once the process has ended
             except ProcessLookupError:
-                return each
+                return End(each, None)
             held.callback(os.close, handle)
             loop.add_reader(handle, _settle, first, each)
             held.callback(loop.remove_reader, handle)
             if not runs(each.pid, each.started):
-                return each
+                return End(each, _code(each))
             watched = True
         return await first if watched else None
 
 
-def _settle(first: asyncio.Future[Process], ended: Process) -> None:
+def _settle(first: asyncio.Future[End], ended: Process) -> None:
     if not first.done():
-        first.set_result(ended)
+        first.set_result(End(ended, _code(ended)))  # now: its parent may be about to wait for it
+
+
+def _code(ended: Process) -> int | None:
+    """Return how a process ended; None once its parent has waited for it.
+
+    The kernel says 0 of what this user may not see, so an exit code of 0 proves nothing.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        text = (_PROC / str(ended.pid) / "stat").read_text()
+        status = int(text.rpartition(")")[2].split()[_EXIT_STATUS])
+        found = parse_stat(text)
+        if found.dead and found.started == ended.started and status:
+            return os.waitstatus_to_exitcode(status)
+    return None
 
 
 def private_bytes(pid: int) -> int:

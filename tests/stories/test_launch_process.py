@@ -858,13 +858,37 @@ def test_the_end_of_any_part_that_it_needs_is_told_at_once(bench):
         async with asyncio.TaskGroup() as group:
             end = group.create_task(proc.first_end([first, *engines]))
             os.kill(engines[1].pid, signal.SIGKILL)
-            assert await end == engines[1]
-        assert await proc.first_end([first, engines[1]]) == engines[1]  # one that is gone already
+            assert (await end) == proc.End(engines[1], -signal.SIGKILL)
+        gone = await proc.first_end([first, engines[1]])  # one that is gone already
+        assert gone.process == engines[1]
         assert await proc.first_end([]) is None
         await launcher.stop(server, grace_s=GRACE_S)
         assert await launcher.vital() == []
 
     uvloop.run(story())
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ("exit 3", "exited with code 3"),
+        ("kill -KILL $$", "was killed by signal 9"),
+        ("exit 0", "has ended"),  # which the kernel also says of what it does not tell
+    ],
+)
+def test_how_a_process_ended_is_told_where_that_is_known(end, told):
+    child = subprocess.Popen(["sh", "-c", f"read line; {end}"], stdin=subprocess.PIPE)
+    process = proc.find(child.pid)
+
+    async def story():
+        async with asyncio.TaskGroup() as group:
+            ended = group.create_task(proc.first_end([process]))
+            child.stdin.close()
+        return ended.result()
+
+    found = uvloop.run(story())
+    child.wait()
+    assert str(found) == f"{process} {told}"
 
 
 def test_host_memory_counts_children_too(bench):

@@ -1123,8 +1123,10 @@ async def test_one_whose_engine_process_ends_is_out_at_once_and_serves_on_if_it_
             await world.until(lambda: has_handle_of(engine.pid))
             os.kill(engine.pid, signal.SIGKILL)
             await world.until(lambda: world.phase() is Phase.DOWN)
-            assert world.backend().health.detail == f"its process {engine} has ended"
+            assert world.backend().health.detail == f"its process {engine} was killed by signal 9"
             assert world.unit().state.sign.cause is Cause.ENGINE_DEAD
+            (told,) = world.told(EventKind.SUSPECT)
+            assert told.detail == world.backend().health.detail
             await world.serves()  # this one can do without it
             assert not world.told(EventKind.RESTART)
             assert world.unit().observed.seen.running
