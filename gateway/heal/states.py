@@ -6,7 +6,7 @@
     Proving     it answers: one token, adapters, warm-up          done: Serving. no token: Suspect
     Serving     in rotation, if its probes agree                  evidence: Suspect. planned: Draining
     Suspect     it lives and may not work; canaries go on         a token: Serving. proof: Replacing
-    Draining    before a planned restart: its requests finish     empty, late: Replacing; or as before
+    Draining    before a planned restart: its requests finish     over: Replacing. called off: as before
     Replacing   its launcher stops what runs, and starts anew     launched: Starting. failed: as before
     Failed      it ended, or its start hangs                      permitted: Replacing. answers: Proving
     Suspended   not restarted until an operator clears it         gives a token: Proving. cleared: Failed
