@@ -51,7 +51,7 @@ class RecitedStream(TrailedStream):
     trail: Recital
     prompt: list[int] | None  # its ids, once somebody told them
 
-    def _new_trail(self, call: Call, shape: Shape, *, by_text: bool) -> Recital:
+    def _trail_of(self, call: Call, shape: Shape, *, by_text: bool) -> Recital:
         self._held_end = b""  # events that end a text
         self._failed_here = False  # the first backend told why; nothing of it that follows counts
         self._passes = False  # a part of an event was passed on

@@ -30,8 +30,9 @@ from gateway.resume.trail import Trail
 from gateway.resume.transcript import Transcript
 from gateway.resume.usage import add_up, added_up, counted
 from gateway.wire.chunks import Shape
+from gateway.wire.frames import is_whole
 from gateway.wire.replies import Fault
-from gateway.wire.sse import ABORTED, DONE, StreamWatch, is_whole
+from gateway.wire.sse import ABORTED, DONE, StreamWatch
 from gateway.wire.veil import Veil
 
 _CR: Final = ord("\r")
@@ -61,7 +62,7 @@ class TrailedStream(StreamWatch):
         super().__init__(
             call.dialect, choices=1, hide_usage=call.hides_usage, request_id=request_id
         )
-        self.trail = self._new_trail(call, self.shape, by_text=by_text)
+        self.trail = self._trail_of(call, self.shape, by_text=by_text)
         self._veil = Veil() if veil else None
         self.cut: Fault | None = None  # it broke off here, and may go on
         self.asked = kept(call), demand  # all of it
@@ -79,9 +80,7 @@ class TrailedStream(StreamWatch):
         self._failures = 0  # of backends, behind which others went on
         self.offers: dict[str, msgspec.Raw] = {}  # of a rest that becomes a chat: its tools
 
-    def _new_trail(
-        self, call: Call, shape: Shape, *, by_text: bool
-    ) -> Trail | Transcript | Recital:
+    def _trail_of(self, call: Call, shape: Shape, *, by_text: bool) -> Trail | Transcript | Recital:
         if by_text:
             return Transcript(call.dialect, shape)
         return Trail(call.dialect, shape, held_back_chars(call), parsed=is_parsed(call))

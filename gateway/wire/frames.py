@@ -233,3 +233,16 @@ def error_frame(fault: Fault, dialect: Dialect, request_id: str, sequence: int =
         error = {"type": "error", **told_twice, "sequence_number": sequence}
         error["error"] = {"type": told.type, **told_twice}
     return b"event: error\ndata: " + msgspec.json.encode(error) + b"\n\n"
+
+
+def stamped(frame: bytes, fingerprint: Raw) -> bytes:
+    """Add a fingerprint to a chunk as vLLM writes it: one line that is one object."""
+    if not (is_given(fingerprint) and frame.endswith(b"}\n\n")):
+        return frame
+    return b'%b,"system_fingerprint":%b}\n\n' % (frame[:-3], fingerprint)
+
+
+def is_whole(frame: bytes) -> bool:
+    """Whether a last frame, its blank line missing, is complete all the same."""
+    json = frame[frame.find(b"data:") + 5 :].strip()
+    return json == b"[DONE]" or (json != b"" and decode_or_none(ANY, json) is not None)

@@ -19,13 +19,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from msgspec import Raw
-
 from gateway.core.errors import ReplyTooLarge
 from gateway.core.types import Dialect, Usage
 from gateway.wire.chunks import Shape
 from gateway.wire.frames import (
-    ANY,
     CHUNK,
     DELTA,
     EVENT,
@@ -34,7 +31,9 @@ from gateway.wire.frames import (
     Event,
     Response,
     error_frame,
+    is_whole,
     json_usage,
+    stamped,
     usage_told,
 )
 from gateway.wire.objects import decode_or_none, is_given
@@ -305,7 +304,7 @@ class StreamWatch:
             self.usage = usage_told(chunk.usage) or self.usage
         if not chunk.choices:
             if self._hide_usage and chunk.choices is not None and counts:
-                return _stamped(held, chunk.system_fingerprint)
+                return stamped(held, chunk.system_fingerprint)
             if counts and not self.complete:
                 self._held, frame = frame, b""
             return held + frame
@@ -424,16 +423,3 @@ _INDEX: Final = re.compile(rb'"index":\s*(\d{1,9})')
 _REASON: Final = re.compile(rb'"finish_reason":\s*"(\w+)"')
 _SEQUENCE: Final = re.compile(rb'"sequence_number":\s*(\d{1,15})')
 _TERMINAL: Final = re.compile(rb"event: *response\.(?:completed|incomplete)\b")
-
-
-def _stamped(frame: bytes, fingerprint: Raw) -> bytes:
-    """Add a fingerprint to a chunk as vLLM writes it: one line that is one object."""
-    if not (is_given(fingerprint) and frame.endswith(b"}\n\n")):
-        return frame
-    return b'%b,"system_fingerprint":%b}\n\n' % (frame[:-3], fingerprint)
-
-
-def is_whole(frame: bytes) -> bool:
-    """Whether a last frame, its blank line missing, is complete all the same."""
-    json = frame[frame.find(b"data:") + 5 :].strip()
-    return json == b"[DONE]" or (json != b"" and decode_or_none(ANY, json) is not None)
