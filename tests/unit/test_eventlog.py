@@ -84,4 +84,4 @@ def test_a_folder_that_cannot_be_written_is_told_once_and_loses_nothing_here(tmp
     for number in (1, 2):
         events.tell(event(number))
     assert details(events) == ["number 2", "number 1"]
-    assert caplog.text.count("ends with this gateway") == 1
+    assert caplog.text.count("when this gateway ends") == 1
