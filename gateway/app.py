@@ -171,7 +171,7 @@ def build(
     ledger.on_posted += [handler.gate.learn, table.ended, accounts.posted]
     table.apply(config.pools, config.health)
     handler.gate.configure(config.pools, handler.settings.keys.priorities(clock.wall()))
-    metrics.configured(digest(loaded.config))
+    metrics.configured(digest(loaded.config), handler.settings.shared_digest)
     ingress.allow(config.cors)
     ingress.connections.proxies = handler.settings.proxies
     watchers = Watchers(table, config.health, clock)

@@ -340,7 +340,7 @@ def _swap(process: Process, loaded: Loaded, settings: Settings) -> tuple[str, ..
     process.rollouts.apply(loaded.config.pools)
     process.engine_events.pools = loaded.config.pools
     process.adapters.apply(loaded.config.pools)
-    process.metrics.configured(digest(loaded.config))
+    process.metrics.configured(digest(loaded.config), settings.shared_digest)
     process.client.keep_only(process.table.ids())
     process.metrics.reloaded(ok=True)
     log.info("configuration reloaded", extra={"event": "reloaded", "effect": effect})

@@ -233,12 +233,14 @@ PROCESS: Final = (
     ),
     Alert(
         name="ConfigurationsDiffer",
-        expr="gateway_config_info and on (job) count by (job) (count by (job, hash) (gateway_config_info)) > 1",
+        expr="gateway_config_info and on (job)"
+        ' count by (job) (count by (job, shared) (gateway_config_info{shared!=""})) > 1',
         lasts="10m",
         severity="warning",
         summary="{{ $labels.instance }} and other gateways have different configurations",
         means="A change reached some gateways and not the others, so clients get different answers.",
-        look="`gateway_config_info` has the hash of each.",
+        look="The label `shared` of `gateway_config_info`: gateways with the same value have the same settings, apart from"
+        " those of their own (`listen`, `admin`, `redis`, `keys`, `log`, `state`).",
         act="Give all the same file and reload them.",
     ),
 )

@@ -321,8 +321,11 @@ LOOP_LAG: Final = histogram(
     "gateway_event_loop_lag_seconds", LAG_BUCKETS, "How late the event loop runs its timers."
 )
 CONFIG_INFO: Final = gauge(
-    "gateway_config_info", "Always 1; the label is the hash of the configuration in force.", "hash"
-)
+    "gateway_config_info",
+    "Always 1; hash is that of the configuration in force, shared that of the settings which all gateways should have"
+    " alike (all but listen, admin, redis, keys, log and state).",
+    "hash", "shared",
+)  # fmt: skip
 CONFIG_RELOADED: Final = gauge(
     "gateway_config_last_reload_success_timestamp_seconds",
     "When the configuration in force was loaded, in seconds since the epoch.",

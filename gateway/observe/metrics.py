@@ -243,16 +243,16 @@ class Metrics(Collector):
         """Count how late one timer ran."""
         self._lag.observe((), late_s)
 
-    def configured(self, config_hash: str) -> None:
-        """Show which configuration is in force from now on."""
+    def configured(self, config_hash: str, shared_hash: str) -> None:
+        """Show which configuration is in force from now on; `shared_hash`: of what all gateways have alike."""
         info = self._values[table.CONFIG_INFO.name]
         info.clear()
-        info[(config_hash,)] = 1
+        info[config_hash, shared_hash] = 1
         self._values[table.CONFIG_RELOADED.name][()] = self._clock.wall()
 
     @property
     def config_hash(self) -> str | None:
-        """The hash that was last passed to `configured`."""
+        """The hash of the configuration in force; None before `configured`."""
         return next((labels[0] for labels in self._values[table.CONFIG_INFO.name]), None)
 
     def reloaded(self, *, ok: bool) -> None:

@@ -143,11 +143,13 @@ CASES = {
         {'gateway_access_log_dropped_total{instance="g:9090"}': "5x400"},
     ),
     "ConfigurationsDiffer": (
-        {'gateway_config_info{hash="a"}': "1x400", 'gateway_config_info{hash="b"}': "1x400"},
+        {'gateway_config_info{shared="a"}': "1x400", 'gateway_config_info{shared="b"}': "1x400"},
         {
-            'gateway_config_info{hash="a",instance="1"}': "1x400",
-            'gateway_config_info{hash="a",instance="2"}': "1x400",
-            'gateway_config_info{hash="b",instance="3",job="staging"}': "1x400",
+            # Each listens at an address of its own.
+            'gateway_config_info{hash="c",shared="a",instance="1"}': "1x400",
+            'gateway_config_info{hash="d",shared="a",instance="2"}': "1x400",
+            'gateway_config_info{hash="e",instance="3"}': "1x400",  # before there was this label
+            'gateway_config_info{shared="b",instance="4",job="staging"}': "1x400",
         },
     ),
     "WrongKeys": (

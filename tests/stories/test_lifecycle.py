@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import time
 
@@ -36,6 +37,26 @@ async def test_a_reload_adds_a_backend_and_leaves_streams_alone():
             await world.ready(2)
         assert frames(running.result().text)[-1] == "[DONE]"
         assert len(world.process.table.backends("m")) == 2
+
+
+async def config_info(world):
+    """The labels of `gateway_config_info`."""
+    (labels,) = re.findall(r"^gateway_config_info{(.*)} 1.0$", await world.metrics(), re.M)
+    return dict(re.findall(r'(\w+)="([^"]*)"', labels))
+
+
+@story
+async def test_settings_of_a_gateways_own_do_not_make_it_differ_from_others():
+    async with gateway(FAST) as world:
+        before, text = await config_info(world), world.path.read_text()
+        world.path.write_text(text.replace("access: false", "access: true"))
+        assert (await reload(world.process)).done
+        own = await config_info(world)
+        world.path.write_text(text + "session_header: x-other\n")
+        assert (await reload(world.process)).done
+        other = await config_info(world)
+    assert len({each["hash"] for each in (before, own, other)}) == 3
+    assert own["shared"] == before["shared"] != other["shared"]
 
 
 @story

@@ -30,6 +30,7 @@ VALUES = {
     "reason": {each.value for each in Shed},
     "job": {"vllm-gateway"},
     "pool": {"_unknown"},
+    "shared": {""},  # before there was this label
 }
 ASKED = [(each.name, each.expr) for each in ALERTS] + [
     (panel.title, query.expr)

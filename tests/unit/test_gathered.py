@@ -113,7 +113,7 @@ def test_a_gauge_is_summed_where_each_has_its_part_as_long_as_they_answer():
 def test_what_all_workers_see_alike_counts_once():
     one, two = worker(), worker()
     for each in (one, two):
-        each.configured("abc")
+        each.configured("abc", "s")
         each.reloaded(ok=True)
         each.limit_cut("m/b1", "late")
     one.hear([two.tell()])

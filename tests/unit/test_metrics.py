@@ -426,13 +426,13 @@ def test_how_many_requests_each_side_of_a_canary_got_is_told():
 def test_only_the_configuration_in_force_is_told():
     of = metrics()
     assert of.config_hash is None
-    of.configured("aaa")
-    of.configured("bbb")
+    of.configured("aaa", "s")
+    of.configured("bbb", "s")
     of.reloaded(ok=True)
     of.reloaded(ok=False)
     seen = samples(of)
     assert [key for key in seen if key[0] == "gateway_config_info"] == [
-        ("gateway_config_info", "bbb")
+        ("gateway_config_info", "bbb", "s")
     ]
     assert of.config_hash == "bbb"
     assert seen["gateway_config_last_reload_success_timestamp_seconds",] == 1_700_000_000.0

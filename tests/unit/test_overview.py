@@ -299,7 +299,7 @@ def test_one_that_fails_and_that_its_pool_cannot_spare_says_so():
 
 def test_the_overview_is_json_of_the_documented_shape(fleet):
     fleet.loaded("m/b1")
-    fleet.metrics.configured("abc")
+    fleet.metrics.configured("abc", "s")
     text = msgspec.json.encode(fleet.overview())
     assert msgspec.json.decode(text, type=Overview)["config"] == {"file": None, "hash": "abc"}
     assert json.loads(text)["schema_version"] == 2
