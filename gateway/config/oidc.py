@@ -15,7 +15,7 @@ _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
 def _check_https(value: str) -> str:
-    """Refuse what others could read or change on its way: with the signing keys, they could make tokens."""
+    """Refuse a URL whose replies others could change on their way: with other signing keys, they could make tokens."""
     try:
         parts = urlsplit(value)
         safe = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK)
@@ -39,7 +39,7 @@ class ClaimsConfig(Section):
     tenant: Claim | None = setting(None, "The tenant. Default: the name.")
     tier: Claim | None = setting(
         None,
-        "A name of `tiers`, or a list of which the first that is one counts. Default: `tier` of `oidc`.",
+        "The tier: a name of `tiers`, or a list whose first name of `tiers` counts. Default: `tier` of `oidc`.",
     )
     models: Claim | None = setting(
         None, "Models that it may use: a list, or words with spaces. Default: as the tier says."
@@ -58,6 +58,8 @@ class OidcConfig(Section):
         None, "Where its signing keys are. Default: as its discovery document says."
     )
     tier: TierName | None = setting(
-        None, "The tier of tokens whose claim names none. Default: those are refused, if it must."
+        None,
+        "The tier of all tokens, or with `claims.tier` of those whose claim names no tier. Default: with `claims.tier`"
+        " such tokens are refused, otherwise tokens have no tier.",
     )
     claims: ClaimsConfig = setting({}, "Which claims say what.")

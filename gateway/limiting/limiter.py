@@ -243,7 +243,7 @@ class Limiter:
         if self._unknown:
             await self.renew()
         counted = plan.stores, plan.calendar
-        # What is spent includes what is owed, which would count twice: so that is told first.
+        # What is spent includes what is owed: that is told first, or it would count twice.
         begins = bool(plan.calendar) and counted not in self._begun and not self._owed
         if begins and self._spent is not None:
             link.post(scripts.RECALL, plan.stores, self._recalled(self._spent, plan))

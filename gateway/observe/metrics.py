@@ -72,8 +72,8 @@ class Metrics(Collector):
         self._lag = self._histograms[table.LOOP_LAG.name]
         self._names: dict[tuple[str | None, str | None], tuple[str, str]] = {}
         self._sums: dict[tuple[object, ...], Sums] = {}  # since the values were read last
-        self._firsts = defaultdict[str | None, list[float]](list)  # likewise, by backend
-        self._waits = defaultdict[Labels, list[float]](list)  # likewise
+        self._firsts = defaultdict[str | None, list[float]](list)  # since then, by backend
+        self._waits = defaultdict[Labels, list[float]](list)  # since then, by pool
         self._departed = Departed()
         self._values[table.BUILD_INFO.name][__version__, platform.python_version()] = 1
         self._values[table.CONFIG_RELOADS.name].update({("success",): 0, ("failure",): 0})
@@ -109,7 +109,8 @@ class Metrics(Collector):
                     sums.overheads.append(own_s if own_s > 0.0 else 0.0)
                 if record.stream and record.first_byte_at is not None:
                     sums.ttfts.append(record.first_byte_at - received_at)
-                    if (first_s := record.first_byte_at - sent_at) >= 0.0:  # else another began it
+                    # Below 0: another backend began the stream.
+                    if (first_s := record.first_byte_at - sent_at) >= 0.0:
                         self._firsts[record.backend_id].append(first_s)
                     if (gap_s := record.token_gap_s) is not None:
                         sums.token_gaps.append(gap_s)
