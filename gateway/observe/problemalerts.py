@@ -12,15 +12,19 @@ from gateway.observe.alerts import Alert, Severity
 _DIAGNOSE: Final = "`vllm-gateway logs POOL/NAME | vllm-gateway diagnose -`"
 
 
+def _one_of(label: str, values: str) -> str:
+    """Return the matcher of series in which a label has one of some values: `a|b`."""
+    return f'{label}=~"{values}"' if "|" in values else f'{label}="{values}"'
+
+
 def _state(  # noqa: PLR0913 - an alert has as many parts
     name: str, states: str, summary: str, *, means: str, look: str, act: str, lasts: str = "0s"
 ) -> Alert:
     """Return the alert that a backend is in one of some states (`ops.states.BackendState`)."""
-    matcher = f'state=~"{states}"' if "|" in states else f'state="{states}"'
     return Alert(
         name=name,
         # `lasts` counts on while it goes from one of the states to another.
-        expr=f"max without (state) (gateway_backend_state{{{matcher}}}) == 1",
+        expr=f"max without (state) (gateway_backend_state{{{_one_of('state', states)}}}) == 1",
         lasts=lasts,
         severity="warning",
         summary=f"Backend {{{{ $labels.pool }}}}/{{{{ $labels.backend }}}} {summary}",
@@ -42,10 +46,9 @@ def _problem(  # noqa: PLR0913
     severity: Severity = "warning",
 ) -> Alert:
     """Return the alert that there is a problem of some kinds (`ops.problems.ProblemKind`)."""
-    matcher = f'kind=~"{kinds}"' if "|" in kinds else f'kind="{kinds}"'
     return Alert(
         name=name,
-        expr=f"gateway_problem{{{matcher}}} == 1",
+        expr=f"gateway_problem{{{_one_of('kind', kinds)}}} == 1",
         lasts=lasts,
         severity=severity,
         summary=summary,
