@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from gateway.core.limits import Period, Plan, Taken
+from gateway.core.limits import Judged, Period, Plan, Taken
 from gateway.limiting.limiter import Closed, Limiter
 from gateway.limiting.rules import MINUTE_S, NOTHING, most_here, resets_in_s
 
@@ -28,28 +28,29 @@ async def standing(limiter: Limiter, plan: Plan) -> list[Standing]:
     Cancel: as in `Limiter.take`.
     """
     found = await limiter.take(plan, NOTHING)
+    if isinstance(found, Closed):
+        return [_row(rule, rule.most, None, 0.0) for rule in plan.rules]
     if isinstance(found, Taken):
         limiter.settle(found, NOTHING)
-    used = None if isinstance(found, Closed) else found.used
-    rows = []
-    for place, rule in enumerate(plan.rules):
-        level = None if used is None else used[place]
-        most = rule.most if isinstance(found, Closed) else most_here(rule, found.share_of)
-        rows.append(
-            Standing(
-                scope=rule.limit.scope.value,
-                rule=rule.limit.rule.value,
-                models=rule.limit.models or None,
-                limit=rule.most,
-                used=level,
-                remaining=None if level is None else max(0.0, most - level),
-                resets_in_s=None
-                if level is None or isinstance(found, Closed)
-                else _resets_in_s(rule.period, level, most, found.wall),
-                shadow=rule.shadow,
-            )
-        )
-    return rows
+    return [
+        _row(rule, most_here(rule, found.share_of), used, found.wall)
+        for rule, used in zip(plan.rules, found.used, strict=True)
+    ]
+
+
+def _row(rule: Judged, most: float, used: float | None, wall: float) -> Standing:
+    """Return how a key stands with one limit, of which this replica gives out `most`."""
+    limit = rule.limit
+    return Standing(
+        scope=limit.scope.value,
+        rule=limit.rule.value,
+        models=limit.models or None,
+        limit=rule.most,
+        used=used,
+        remaining=None if used is None else max(0.0, most - used),
+        resets_in_s=None if used is None else _resets_in_s(rule.period, used, most, wall),
+        shadow=rule.shadow,
+    )
 
 
 def _resets_in_s(period: Period, used: float, most: float, wall: float) -> float | None:

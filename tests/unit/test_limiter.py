@@ -13,6 +13,7 @@ from gateway.limiting.levels import Levels, Moment
 from gateway.limiting.limiter import Closed
 from gateway.limiting.plans import Plans
 from gateway.limiting.rules import header_lines, month_of, over, refusal, resets_in_s, told
+from gateway.limiting.standing import standing
 from gateway.store.shared import StoreUnavailable
 from tests.limitercases import (
     ALL,
@@ -207,6 +208,23 @@ def test_what_fits_a_limit_and_not_a_replicas_part_of_it_may_come_again():
     assert "500 (its part of 4 replicas, which cannot agree now)" in text
     assert text.endswith("It fits when they agree again.")
     assert desk.take(limits, output=3_000).why.fits_in_s is None
+    desk.close()
+
+
+def test_what_a_key_has_used_is_not_known_where_a_limit_is_closed_without_redis():
+    desk = LimiterDesk(lambda clock: Away("it is away"))
+    desk.replicas = 2
+    limits = {"requests_per_minute": 4, "tokens_per_day": 100}
+    (closed, _) = desk.run(
+        standing(desk.store, desk.plan(KeyLimits(**limits, on_outage=OnOutage.CLOSED)))
+    )
+    assert (closed["rule"], closed["limit"]) == ("requests_per_minute", 4)
+    assert (closed["used"], closed["remaining"], closed["resets_in_s"]) == (None, None, None)
+    own = KeyLimits(**limits)
+    desk.take(own, key="b")
+    (minute, _) = desk.run(standing(desk.store, desk.plan(own, key="b")))
+    assert (minute["limit"], minute["used"], minute["remaining"]) == (4, 1, 1)  # its part is 2
+    assert minute["resets_in_s"] == 30
     desk.close()
 
 
