@@ -153,11 +153,11 @@ class Handler:
         except GatewayError as error:
             self._refuse(down, record, error, ask)
         except asyncio.CancelledError:
-            if down.gone:
-                _left(record)
-            else:
+            if not down.gone:
                 self._refuse(down, record, down.stopped_by or shutting_down(), ask)
                 record.outcome = record.outcome if down.stopped_by else Outcome.SHUTDOWN
+            elif record.outcome is not Outcome.OK:  # else its client left with all of the reply
+                record.outcome, record.status = Outcome.CLIENT_GONE, ClientGone.status
             raise
         except Exception:
             log.exception("request failed by a bug", extra={"event": "bug", "id": down.id})
@@ -321,14 +321,14 @@ class Handler:
         error = as_told(error, down, record)
         record.outcome, record.error_code, record.status = error.outcome, error.code, error.status
         record.message = error.message
-        measured = ask is not None and ask.demand is not UNMEASURED
+        measured = None if ask is None or ask.demand is UNMEASURED else ask
         if isinstance(error, Rejected):
             record.shed_reason = error.shed_reason
-            if measured and ask is not None:
-                self.gate.shed(ask, error, down.id, record.backend_id)
+            if measured is not None:
+                self.gate.shed(measured, error, down.id, record.backend_id)
         if isinstance(error, RateLimited):
             down.extra_headers = error.lines
-        if not measured or isinstance(error, RateLimited | LimitsUnknown):
+        if measured is None or isinstance(error, RateLimited | LimitsUnknown):
             line = ("POST", down.spec.path.decode())
             self.early.keep(error, down.id, line, record.caller)
         if down.started and not down.response_complete and not down.gone:
@@ -342,9 +342,3 @@ class Handler:
     def catalog(self) -> Catalog:
         """Return the names in force."""
         return self.catalogs.current(self.settings.pools)
-
-
-def _left(record: RequestRecord) -> None:
-    """Note that the client went away, unless it did so with all of its reply."""
-    if record.outcome is not Outcome.OK:
-        record.outcome, record.status = Outcome.CLIENT_GONE, ClientGone.status

@@ -27,7 +27,7 @@ from gateway.core.types import SERVING, Caller, Phase
 from gateway.counting.context import widest_of
 from gateway.ingress.handler import Handler
 from gateway.ingress.server import Ingress
-from gateway.ingress.unserved import Unserved
+from gateway.ingress.unserved import Unserved, client_of
 from gateway.limiting.standing import Standing, standing
 from gateway.pools.table import PoolTable
 from gateway.routing.catalog import Entry, status
@@ -62,13 +62,13 @@ def public_app(
 
     def caller(request: Request) -> Caller:
         found = handler.settings.keys.authenticate(*_presented(request), clock.wall())
-        check_address(found, _client_of(request, handler))
+        check_address(found, client_of(request, handler.settings.proxies))
         return found
 
     async def own_key(request: Request) -> Response:
         keys, now = handler.settings.keys, clock.wall()
         holder = keys.identify(*_presented(request), now)
-        check_address(holder.caller, _client_of(request, handler))
+        check_address(holder.caller, client_of(request, handler.settings.proxies))
         stands = await _standing(handler, holder.caller, request.query_params.get("model"))
         return JSONResponse({**own_told(holder, keys.tiers, now), "standing": stands})
 
@@ -187,9 +187,3 @@ def _presented(request: Request) -> tuple[bytes | None, bytes | None, bytes | No
         return ",".join(values).encode("latin-1") if values else None
 
     return sent("authorization"), sent("x-api-key"), sent("api-key")
-
-
-def _client_of(request: Request, handler: Handler) -> str | None:
-    """Return the client's address; None on a UNIX socket."""
-    peer, proxies = request.client, handler.settings.proxies
-    return proxies.client_of(peer.host if peer else None, request.headers.raw)

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.core.addresses import Proxies
 from gateway.core.errors import (
     AccessError,
     GatewayError,
@@ -77,8 +78,7 @@ class Unserved:
     async def refuse(self, request: Request, error: Exception) -> Response:
         """Answer one of our errors; it is counted, logged and kept to be explained."""
         assert isinstance(error, GatewayError)
-        peer, proxies = request.client, self.handler.settings.proxies
-        client = proxies.client_of(peer.host if peer else None, request.headers.raw)
+        client = client_of(request, self.handler.settings.proxies)
         if isinstance(error, AccessError):
             error = self.handler.failed_keys.judge(error, client)
         headers = {name.decode(): value.decode() for name, value in error_headers(error)}
@@ -90,6 +90,12 @@ class Unserved:
         self.handler.early.settle(error, request_id, (request.method, _path(request)), client)
         body = error_body(error, request_id)
         return Response(body, status_code=error.status, headers=headers)
+
+
+def client_of(request: Request, proxies: Proxies) -> str | None:
+    """Return the client's address, behind these proxies; None on a UNIX socket."""
+    peer = request.client
+    return proxies.client_of(peer.host if peer else None, request.headers.raw)
 
 
 def _path(request: Request) -> str:

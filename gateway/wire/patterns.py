@@ -13,6 +13,7 @@ from typing import Final
 MAX_REPEATS: Final = 1000  # of one atom, nested counts multiplied. Source: RE2
 MAX_GROUPS: Final = 64  # inside each other; readers recurse
 _COUNT: Final = re.compile(r"\{(\d{1,9})(?:(,)(\d{0,9}))?\}")
+_OPENING: Final = re.compile(r"\((?:\?(?:P?<\w{1,64}>|[a-zA-Z-]{0,8}:))?")  # of a group
 _MANY: Final = float("inf")
 
 
@@ -80,8 +81,9 @@ class _Reader:
             raise _Unfit("lookahead and lookbehind are not accepted")
         if self.text.startswith(("(?>", "(?(", "(?P=", "(?R", "(?&", "(?#"), self.at):
             raise _Unfit("its kind of group is not accepted")
-        opening = re.compile(r"\((?:\?(?:P?<\w{1,64}>|[a-zA-Z-]{0,8}:))?").match(self.text, self.at)
-        self.at = opening.end() if opening else self.at + 1
+        opening = _OPENING.match(self.text, self.at)
+        assert opening is not None  # a parenthesis alone is one
+        self.at = opening.end()
         seen = self.alternatives(depth + 1)
         self.at += 1  # the closing parenthesis
         return seen
