@@ -66,8 +66,8 @@ def _efforts(request: Json) -> tuple[str | None, ...]:
 def told_to_template(request: Json, effort: str | None) -> Json:
     """Return the fields of a chat by which vLLM tells its template, and its parser of reasoning, of an effort."""
     kwargs = request.get("chat_template_kwargs")
-    told = {"chat_template_kwargs": kwargs, "reasoning_effort": effort}
-    return {name: value for name, value in told.items() if value is not None}
+    fields = {"chat_template_kwargs": kwargs, "reasoning_effort": effort}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _is_system(message: Any) -> bool:

@@ -75,11 +75,11 @@ def _beside_tools(folder: Path, sources: Mapping[str, str]) -> dict[str, str]:
 
     As in vLLM (0.32, renderers/hf.py) and transformers 5: of its own sources the older ones win.
     """
-    told = settings(folder / "processor_config.json")
-    if not told and not (folder / "preprocessor_config.json").exists():
+    processor = settings(folder / "processor_config.json")
+    if not processor and not (folder / "preprocessor_config.json").exists():
         return {}
     older = settings(folder / "chat_template.json")
-    own = told.get("chat_template") or older.get("chat_template")
+    own = processor.get("chat_template") or older.get("chat_template")
     if not isinstance(own, str):
         return {}
     with_tools = sources.get("tool_use", sources.get("default"))

@@ -83,8 +83,10 @@ async def read_ids(
     status, reply = await asker.post(_RESPONSES, body, timeout_s=_WITHIN_S)
     if status >= 500:
         raise OSError(f"http_{status}")
-    told = decode_or_none(_RESPONSE, reply) if status == 200 else None
-    return told.input_messages[0].tokens if told and len(told.input_messages) == 1 else None
+    response: _Response | None = decode_or_none(_RESPONSE, reply) if status == 200 else None
+    if response is None or len(response.input_messages) != 1:
+        return None
+    return response.input_messages[0].tokens
 
 
 def _for_one_token(
@@ -111,13 +113,13 @@ async def prompt_ids(
             call, partial(_to_tokenize, call, served_model, place)
         )
         try:
-            told = await _tokenized(asker, question, may_refuse=True) if chats else None
+            tokenized = await _tokenized(asker, question, may_refuse=True) if chats else None
         except OSError:
             return None
-        if told is not None and prompt_tokens in (None, len(told.tokens)):
-            if found.ids not in ([], told.tokens):
+        if tokenized is not None and prompt_tokens in (None, len(tokenized.tokens)):
+            if found.ids not in ([], tokenized.tokens):
                 return _UNKNOWN
-            found = found if found.ids else Prompt(told.tokens, fields)
+            found = found if found.ids else Prompt(tokenized.tokens, fields)
         place += 1
     return found
 
@@ -160,10 +162,12 @@ async def tokens_of(asker: Asker, served_model: str, *, text: str) -> Tokens | N
     asked = {"model": served_model, "prompt": text, "add_special_tokens": False}
     body = msgspec.json.encode(asked | {"return_token_strs": True})
     try:
-        told = await _tokenized(asker, body)
+        tokenized = await _tokenized(asker, body)
     except OSError:
         return None
-    return None if told is None or told.token_strs is None else Tokens(told.tokens, told.token_strs)
+    if tokenized is None or tokenized.token_strs is None:
+        return None
+    return Tokens(tokenized.tokens, tokenized.token_strs)
 
 
 async def _tokenized(asker: Asker, body: bytes, *, may_refuse: bool = False) -> _Tokenized | None:
@@ -175,7 +179,7 @@ async def _tokenized(asker: Asker, body: bytes, *, may_refuse: bool = False) -> 
     status, reply = await asker.post("/tokenize", body, timeout_s=_WITHIN_S)
     if status == 400 and may_refuse:
         return None
-    told: _Tokenized | None = decode_or_none(_TOKENIZED, reply) if status == 200 else None
-    if told is None:
+    tokenized: _Tokenized | None = decode_or_none(_TOKENIZED, reply) if status == 200 else None
+    if tokenized is None:
         raise OSError(f"http_{status}")
-    return told
+    return tokenized

@@ -276,8 +276,8 @@ def _add_to_assistant(messages: list[Json], field: str, text: str) -> None:
 def _reasoning(item: Json) -> str:
     if item.get("encrypted_content"):
         raise Unmodelled("encrypted reasoning")
-    told = item.get("content") or item.get("summary")
-    return _first_text(told) if told else ""
+    content = item.get("content") or item.get("summary")
+    return _first_text(content) if content else ""
 
 
 def _first_text(content: Any) -> str:

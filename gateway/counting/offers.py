@@ -38,12 +38,12 @@ def _read(call: Call) -> dict[str, Raw] | None:
     fields = fields_at_hand(call) if call.places is None else fields_of(call.body)
     try:
         given = {name: msgspec.json.decode(fields[name]) for name in _NAMES if name in fields}
-        told = _chosen(given, call.endpoint) if given.get("tools") else {}
+        offered = _chosen(given, call.endpoint) if given.get("tools") else {}
         if call.endpoint is Endpoint.RESPONSES:
-            told |= told_to_template(given, (given.get("reasoning") or {}).get("effort"))
+            offered |= told_to_template(given, (given.get("reasoning") or {}).get("effort"))
     except (Unmodelled, msgspec.DecodeError, RecursionError, AttributeError):
         return None
-    return {name: Raw(msgspec.json.encode(value)) for name, value in told.items()}
+    return {name: Raw(msgspec.json.encode(value)) for name, value in offered.items()}
 
 
 def _chosen(given: dict[str, Any], endpoint: Endpoint) -> Json:

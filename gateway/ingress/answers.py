@@ -104,8 +104,8 @@ def _unreadable(reply: Reply, most_bytes: int) -> GatewayError | None:
     usual = headers.get(b"content-type", b"") in _USUAL
     if not usual and not _MEDIA.fullmatch(reply.content_type):
         return BackendBroke(_NO_REPLY)
-    told = None if reply.body is not None else headers.get(b"content-length")
-    if told is not None and (length := int(told)) > most_bytes:
+    declared = None if reply.body is not None else headers.get(b"content-length")
+    if declared is not None and (length := int(declared)) > most_bytes:
         return ReplyTooLarge(
             f"The backend's reply has {length} bytes; at most {most_bytes} are accepted "
             "(`limits.max_reply`). Please ask for less at a time."
@@ -162,8 +162,8 @@ def answer(
 
 def _plain_usage(reply: Reply, body: bytes) -> Usage | None:
     """Return the usage that a reply of vectors or the like tells; with raw vectors it is in a header."""
-    told = reply.headers.get(b"metadata")
-    return json_usage(body if told is None else told)
+    metadata = reply.headers.get(b"metadata")
+    return json_usage(body if metadata is None else metadata)
 
 
 def engine_full(reply: Reply, call: Call) -> EngineFull:
@@ -195,14 +195,14 @@ def check_taken(reply: Reply, ask: Ask, *, plain: bool) -> None:
     if reply.status == _FULL or (plain and reply.status == _TOO_MANY):
         raise engine_full(reply, ask.call)
     if reply.status == _FAILED:
-        told = upstream_fault(reply.status, reply.body or b"", ask.call.dialect)
-        if told.message == _STOPPING:
+        fault = upstream_fault(reply.status, reply.body or b"", ask.call.dialect)
+        if fault.message == _STOPPING:
             raise BackendStopping(
                 "The server that this request was sent to is shutting down. Please retry."
             )
     if reply.status == _MISSING and ask.route.adapter is not None:
-        told = upstream_fault(reply.status, reply.body or b"", ask.call.dialect)
-        if told.code == _NO_MODEL and f"`{ask.route.adapter}`" in told.message:
+        fault = upstream_fault(reply.status, reply.body or b"", ask.call.dialect)
+        if fault.code == _NO_MODEL and f"`{ask.route.adapter}`" in fault.message:
             raise AdapterLost("The server that had the adapter has lost it. Please retry.")
 
 
@@ -266,8 +266,8 @@ def used(watch: Watch, reply: Reply, record: RequestRecord, ask: Ask) -> Usage |
 
     By its token ids, if they are kept: an event may have several tokens, or none. Else by the events that came.
     """
-    if (told := watch.usage) is not None or reply.status >= 400:
-        return told
+    if (usage := watch.usage) is not None or reply.status >= 400:
+        return usage
     if b"metadata" in reply.headers:
         return _plain_usage(reply, b"")
     if not reply.is_event_stream:

@@ -44,8 +44,8 @@ async def announce_stop(live: Sized, seconds: float, hurry: asyncio.Event) -> No
 
     Meanwhile connections and requests are taken as ever.
     """
-    told = {"event": "announcing", "requests": len(live), "seconds": seconds}
-    log.info("stopping; new connections are taken for %g s more", seconds, extra=told)
+    extra = {"event": "announcing", "requests": len(live), "seconds": seconds}
+    log.info("stopping; new connections are taken for %g s more", seconds, extra=extra)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await hurry.wait()

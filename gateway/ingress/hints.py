@@ -116,8 +116,8 @@ def _elsewhere(path: str) -> str | None:
     """Return who serves such a path, by its first parts."""
     parts = path[:_READ_CHARS].split("/")
     for count in range(len(parts), 1, -1):
-        if (said := ELSEWHERE.get("/".join(parts[:count]))) is not None:
-            return said
+        if (words := ELSEWHERE.get("/".join(parts[:count]))) is not None:
+            return words
     return None
 
 

@@ -40,11 +40,11 @@ def from_systemd(environ: MutableMapping[str, str]) -> Given:
     Raises:
         ConfigError: they are not what a gateway listens on.
     """
-    told = {name: environ.pop(name, "") for name in _VARIABLES}
-    if told["LISTEN_PID"] != str(os.getpid()) or not told["LISTEN_FDS"].isdecimal():
+    passed = {name: environ.pop(name, "") for name in _VARIABLES}
+    if passed["LISTEN_PID"] != str(os.getpid()) or not passed["LISTEN_FDS"].isdecimal():
         return Given()
-    count = int(told["LISTEN_FDS"])
-    names = told["LISTEN_FDNAMES"].split(":") if told["LISTEN_FDNAMES"] else [""] * count
+    count = int(passed["LISTEN_FDS"])
+    names = passed["LISTEN_FDNAMES"].split(":") if passed["LISTEN_FDNAMES"] else [""] * count
     names += [""] * (count - len(names))
     if count == 1 and names[0] not in (PUBLIC, ADMIN):
         names = [PUBLIC]

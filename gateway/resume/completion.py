@@ -29,12 +29,12 @@ def as_chat(frame: bytes) -> bytes:
         return frame
     choices = [each for each in chunk["choices"] if isinstance(each, dict)]
     ids = [each["prompt_token_ids"] for each in choices if each.get("prompt_token_ids")]
-    told = {"prompt_token_ids": ids[0]} if ids else {}
-    told |= chunk | {
+    chat = {"prompt_token_ids": ids[0]} if ids else {}
+    chat |= chunk | {
         "object": "chat.completion.chunk",
         "choices": [_choice(each) for each in choices],
     }
-    return b"data: %b\n\n" % msgspec.json.encode(told)
+    return b"data: %b\n\n" % msgspec.json.encode(chat)
 
 
 def _choice(choice: dict[str, Any]) -> dict[str, Any]:

@@ -85,8 +85,8 @@ class MessageTeller:
     def texts(self, frames: bytes) -> list[str] | None:
         """See `Teller`."""
         decoder = _TEXTS.get(self._block)
-        told = None if decoder is None else all_at_once(frames, MESSAGE_TEXT, decoder)
-        return None if told is None else [each.delta.text for each in told]
+        events = None if decoder is None else all_at_once(frames, MESSAGE_TEXT, decoder)
+        return None if events is None else [each.delta.text for each in events]
 
     def take(self, event: Event) -> str:
         """See `Teller`."""
@@ -99,8 +99,8 @@ class MessageTeller:
                     raise Strange
             case "content_block_delta" if self._block:
                 text = field_of(event.delta, self._block)
-                told = field_of(event.delta, "type")
-                if told != f"{self._block}_delta" or not isinstance(text, str):
+                kind = field_of(event.delta, "type")
+                if kind != f"{self._block}_delta" or not isinstance(text, str):
                     raise Strange
                 return text
             case "ping":

@@ -187,8 +187,8 @@ class Recital:
 
         `tokens` are the reply's as text. Nobody can go on where more was shown meanwhile.
         """
-        told = self.teller.prompt_tokens
-        proven = told in (None, len(prompt)) and bool(prompt) and len(reply) == len(tokens)
+        prompt_tokens = self.teller.prompt_tokens
+        proven = prompt_tokens in (None, len(prompt)) and bool(prompt) and len(reply) == len(tokens)
         trimmed = self.thinks
         seam = fits(pieces, tokens, self._held_back, trimmed=trimmed) if proven else None
         if seam is not None and pieces == self.pieces:
@@ -229,11 +229,11 @@ class Recital:
         if chunk.prompt_token_ids is not None:
             self.proven = chunk.prompt_token_ids == [*given.prompt, *given.reply]
             self.strayed |= not self.proven
-        told = b"".join([self._choice(given, each) for each in chunk.choices if self.proven])
+        events = b"".join([self._choice(given, each) for each in chunk.choices if self.proven])
         if self._finish is not None and (chunk.usage or not self.teller.counts_thoughts):
             details = chunk.usage and chunk.usage.completion_tokens_details
-            told += self._end(given, self._finish, details or Details())
-        return told
+            events += self._end(given, self._finish, details or Details())
+        return events
 
     def _choice(self, given: Reached, choice: Choice) -> bytes:
         delta, finish = choice.delta, choice.finish_reason
@@ -248,28 +248,28 @@ class Recital:
         if finish is not None and finish not in _GOOD:
             return ABORTED
         self._told_tokens += len(choice.token_ids or ())
-        told = self._more(thought, delta)
+        events = self._more(thought, delta)
         try:
-            told += b"".join([self._called(each) for each in delta.tool_calls or ()])
+            events += b"".join([self._called(each) for each in delta.tool_calls or ()])
         except Strange:
             self.strayed = True
             return b""
         if finish is None:
-            return told
+            return events
         if self.left:  # it ends before it has said all that the client was shown
             self.strayed = True
             return b""
         self._finish = choice
-        return told
+        return events
 
     def _more(self, thought: str, delta: Delta) -> bytes:
         """Return more of a thought or text as events of the stream, and the end of a thought before a text or call."""
-        told, content = b"", self._beyond(delta.content or "")
+        events, content = b"", self._beyond(delta.content or "")
         if thought:
             self._add(thought)
-            told = self.teller.thought(thought)
+            events = self.teller.thought(thought)
         if self.teller.thinks and (content or delta.tool_calls):
-            told += self.teller.closed("".join(self.pieces))
+            events += self.teller.closed("".join(self.pieces))
             self._behind_thought = True
             self._pieces.clear()
         if self._held_back and delta.content:  # what it says again tells where its tokens end, too
@@ -277,13 +277,13 @@ class Recital:
             self._open, self._reached = "", None
         elif content:
             self._add(content)
-        return told + self.teller.more(content) if content else told
+        return events + self.teller.more(content) if content else events
 
     def _end(self, given: Reached, last: Choice, details: Details) -> bytes:
         """Return the events that end the reply; how much of it was thought is told behind its last choice."""
-        self._finish, said = None, len(given.reply)
-        thought = said + (details.reasoning_tokens or 0) if self.teller.counts_thoughts else 0
-        spent = Spent(len(given.prompt), said + self._told_tokens, thought)
+        self._finish, before = None, len(given.reply)
+        thought = before + (details.reasoning_tokens or 0) if self.teller.counts_thoughts else 0
+        spent = Spent(len(given.prompt), before + self._told_tokens, thought)
         stop = last.stop_reason if isinstance(last.stop_reason, str) else None
         return self.teller.end(last.finish_reason or "stop", stop, "".join(self.pieces), spent)
 
@@ -300,15 +300,15 @@ class Recital:
         Raises:
             Strange: it belongs to no call that is open.
         """
-        told, function = b"", call.function or Function()
+        events, function = b"", call.function or Function()
         if call.index != self._call:
             if call.id is None or function.name is None:
                 raise Strange
             self._call = call.index
-            told = self.teller.call(call.id, function.name, "".join(self.pieces))
+            events = self.teller.call(call.id, function.name, "".join(self.pieces))
             self._pieces.clear()
         if function.arguments:
             self._arguments_bytes += len(function.arguments)
             self._add()
-            told += self.teller.arguments(function.arguments)
-        return told
+            events += self.teller.arguments(function.arguments)
+        return events

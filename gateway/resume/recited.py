@@ -208,10 +208,10 @@ class RecitedStream(TrailedStream):
         self.failed = self.ended = self._aborted = False
         spent = Spent(len(reached.prompt), limit, limit if self.thinks else 0)
         end = self.trail.teller.end("length", None, "".join(self.pieces), spent)
-        told = self._unveiled(StreamWatch.feed(self, end))
+        out = self._unveiled(StreamWatch.feed(self, end))
         cached = None if self.began is None else self.began.cached_tokens
         self.usage = Usage(len(reached.prompt), limit, UsageSource.COUNTED, cached)
-        return told
+        return out
 
     def _barrier(self) -> Barrier | None:
         return super()._barrier() if self.call.body else Barrier.BODY
@@ -219,8 +219,8 @@ class RecitedStream(TrailedStream):
     def _ours(self, frame: bytes) -> bytes:
         if self._reached is not None:
             frame = as_chat(frame) if self._completes else frame
-            told, self._again = self.trail.retold(frame), self.trail.left
-            return told
+            events, self._again = self.trail.retold(frame), self.trail.left
+            return events
         if self._failed_here:
             return b""
         if not frame.startswith(SHOWS_TEXT) or SIGNS in frame:

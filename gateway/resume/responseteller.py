@@ -66,11 +66,11 @@ class ResponseTeller:
     def texts(self, frames: bytes) -> list[str] | None:
         """See `Teller`."""
         kind = self._item.get("type", "")
-        told = all_at_once(frames, _MARKS[kind], _TEXTS[kind]) if self._parted else None
-        if not told:
+        events = all_at_once(frames, _MARKS[kind], _TEXTS[kind]) if self._parted else None
+        if not events:
             return None
-        self._sequence = told[-1].sequence_number
-        return [each.delta for each in told]
+        self._sequence = events[-1].sequence_number
+        return [each.delta for each in events]
 
     def take(self, event: Event) -> str:
         """See `Teller`."""
@@ -181,27 +181,27 @@ class ResponseTeller:
         """Return the events that end the open item; all of its text is told again."""
         if self._is_call:
             item = self._item | {"arguments": "".join(self._arguments), "status": self._ends_as}
-            told = self._event(
+            events = self._event(
                 "function_call_arguments.done", arguments=item["arguments"], **self._place()
             )
             name = b',"name":%b}\n\n' % msgspec.json.encode(item["name"])  # behind the type
-            told = told.removesuffix(b"}\n\n") + name
+            events = events.removesuffix(b"}\n\n") + name
         elif self.thinks:
             part = _thought(text)
-            told = self._told("reasoning_text.done", text=text)
-            told += self._told("content_part.done", part=part)
+            events = self._told("reasoning_text.done", text=text)
+            events += self._told("content_part.done", part=part)
             item = self._item | {"content": [part], "status": self._ends_as}
         elif self._parted:
             part = _part(text, logprobs=None)
-            told = self._told("output_text.done", logprobs=[], text=text)
-            told += self._told("content_part.done", part=part)
+            events = self._told("output_text.done", logprobs=[], text=text)
+            events += self._told("content_part.done", part=part)
             item = self._item | {"content": [part], "status": self._ends_as}
         else:
             return b""
-        told += self._event("output_item.done", item=item, output_index=len(self._output))
+        events += self._event("output_item.done", item=item, output_index=len(self._output))
         self._output.append(item)
         self._item, self._parted = {}, False
-        return told
+        return events
 
     def end(self, finish: str, stop: str | None, text: str, spent: Spent) -> bytes:
         """See `Teller`."""

@@ -87,14 +87,14 @@ class Trail(Sight):
         line = SIZE_LINES[size] if size < MAX_CHUNK else b""
         beginning = line + self._head
         text, _, rest = chunk.removeprefix(beginning).partition(b'"')
-        told = rest.removeprefix(self._middle).removesuffix(self._end)
+        new = rest.removeprefix(self._middle).removesuffix(self._end)
         same_bytes = len(beginning) + self._around_bytes
-        if same_bytes + len(text) + len(told) != size or not (line and text and told.isdigit()):
+        if same_bytes + len(text) + len(new) != size or not (line and text and new.isdigit()):
             return None
         if not (self._follows or self._may_follow()):
             return None
         ids = self._ids
-        ids += told
+        ids += new
         ids += b","
         line = LINES[self._shown_bytes + len(text)]
         return b"".join((line, self._shown, text, self._after))
@@ -202,11 +202,11 @@ class Trail(Sight):
         before, mark, rest = frame.partition(_PROMPT_IDS)
         if not mark:
             return frame
-        told, _, after = rest.partition(b"]")
+        ids, _, after = rest.partition(b"]")
         if self._given is None:
-            self._prompt = told
+            self._prompt = ids
         else:
-            self.strayed, self._given = told != self._given, None
+            self.strayed, self._given = ids != self._given, None
         return b"".join((before, _NO_PROMPT_IDS, after))
 
     def give_up(self, frame: bytes) -> bytes | None:

@@ -92,9 +92,9 @@ class Transcript:
         for frame in unread:
             shown = self.shows(frame) if b'"choices"' in frame else NOTHING
             if not self._first:
-                told = decode_or_none(_CHUNK, frame[6:]) or {}
+                chunk = decode_or_none(_CHUNK, frame[6:]) or {}
                 self._first = {
-                    name: told[name] for name in ("id", "created", "model") if name in told
+                    name: chunk[name] for name in ("id", "created", "model") if name in chunk
                 }
             if shown is None or shown.reasoning:
                 self.lost = True

@@ -101,28 +101,28 @@ class Whole:
         self._usage = chunk.usage or self._usage
         self._fingerprint = chunk.system_fingerprint or self._fingerprint
         for choice in chunk.choices or ():
-            said = choice.delta or choice
+            shown = choice.delta or choice
             for name in _SHOWN:
-                if text := getattr(said, name):
+                if text := getattr(shown, name):
                     self._parts[name].append(text)
             if choice.finish_reason is not None:
                 self._last = choice
 
     def body(self) -> bytes:
         """Return the whole reply, once the stream has come to a good end."""
-        said = {name: "".join(parts) for name, parts in self._parts.items()}
+        texts = {name: "".join(parts) for name, parts in self._parts.items()}
         ended = {name: getattr(self._last, name) for name in ("finish_reason", "stop_reason")}
         choice: dict[str, Any] = {"index": 0}
         if self._dialect is Dialect.CHAT:
-            older = said["reasoning_content"]
-            content = said["content"] or (None if said["reasoning"] or older else "")
+            older = texts["reasoning_content"]
+            content = texts["content"] or (None if texts["reasoning"] or older else "")
             message = {"role": "assistant", "content": content}
             unused = dict.fromkeys(("refusal", "annotations", "audio", "function_call"))
-            choice["message"] = message | unused | {"reasoning": said["reasoning"] or None}
+            choice["message"] = message | unused | {"reasoning": texts["reasoning"] or None}
             if older:
                 choice["message"]["reasoning_content"] = older
         else:
-            choice["text"] = said["text"]
+            choice["text"] = texts["text"]
         kind = "chat.completion" if self._dialect is Dialect.CHAT else "text_completion"
         return msgspec.json.encode(
             {

@@ -147,8 +147,8 @@ def json_usage(body: bytes) -> Usage | None:
     Quotes inside JSON strings are escaped, so only a real key can match.
     """
     last = _USAGE_OBJECT.match(body, max(0, body.rfind(b'"usage"')))  # nearly always it is there
-    if last is not None and (told := usage_told(last[1])) is not None:
-        return told
+    if last is not None and (usage := usage_told(last[1])) is not None:
+        return usage
     return next(filter(None, map(usage_told, reversed(_USAGE_OBJECT.findall(body)))), None)
 
 
@@ -157,11 +157,11 @@ def whole_answer(body: bytes) -> tuple[bool, Usage | None]:
     answer = decode_or_none(COMPLETED, body)
     if answer is None:  # an abort, or not as expected; what matters may still be found
         return json_aborted(body), json_usage(body)
-    if (told := answer.usage) is None:
+    if (counts := answer.usage) is None:
         return False, None
-    details = told.prompt_tokens_details
+    details = counts.prompt_tokens_details
     cached = None if details is None else details.cached_tokens
-    return False, _believed(told.prompt_tokens, told.completion_tokens or 0, cached)
+    return False, _believed(counts.prompt_tokens, counts.completion_tokens or 0, cached)
 
 
 def whole_event_answer(body: bytes, dialect: Dialect) -> tuple[bool, Usage | None]:

@@ -36,10 +36,10 @@ def parse_sources(page: bytes, host: str | None) -> dict[int, Source] | None:
     `host` is the server's; None for one on this machine.
     """
     try:
-        told = msgspec.json.decode(page, type=dict[int, dict[str, Any]])
+        configs = msgspec.json.decode(page, type=dict[int, dict[str, Any]])
     except (msgspec.MsgspecError, RecursionError):
         return None
-    found = {rank: source_of(config, host) for rank, config in told.items() if rank >= 0}
+    found = {rank: source_of(config, host) for rank, config in configs.items() if rank >= 0}
     ranks = sorted(rank for rank, source in found.items() if source is not None)
     return {rank: source for rank in ranks[:MOST_RANKS] if (source := found[rank]) is not None}
 

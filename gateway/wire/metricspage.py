@@ -92,7 +92,7 @@ def parse_metrics(body: bytes, now: float) -> LoadSample | None:
                     engines[rank] = engines.get(rank, 0) + int(value)
     if "num_requests_running" not in sums:
         return None
-    told = _labels(adapters)
+    lora = _labels(adapters)
     return LoadSample(
         at=now,
         running=int(sums["num_requests_running"]),
@@ -102,8 +102,8 @@ def parse_metrics(body: bytes, now: float) -> LoadSample | None:
         progress=sum(sums.get(name, 0.0) for name in _PROGRESS),
         preemptions=sums.get("num_preemptions_total", 0.0),
         asleep=asleep,
-        running_adapters=_names(told.get(b"running_lora_adapters", b"")),
-        max_loras=_count(told.get(b"max_lora")),
+        running_adapters=_names(lora.get(b"running_lora_adapters", b"")),
+        max_loras=_count(lora.get(b"max_lora")),
         steps=sum(sums.get(name, 0.0) for name in _STEPS) + max(adapters_at, 0.0),
         generation_tokens=sums.get("generation_tokens_total", 0.0),
         engines=_by_rank(engines),
@@ -139,9 +139,9 @@ def _capacity(caches: list[bytes]) -> int | None:
     """
     found: list[int] = []
     for labels in caches:
-        told = _labels(labels)
-        tokens = _count(told.get(b"kv_cache_size_tokens"))
-        blocks, size = _count(told.get(b"num_gpu_blocks")), _count(told.get(b"block_size"))
+        values = _labels(labels)
+        tokens = _count(values.get(b"kv_cache_size_tokens"))
+        blocks, size = _count(values.get(b"num_gpu_blocks")), _count(values.get(b"block_size"))
         if tokens is None and blocks is not None and size is not None:
             tokens = blocks // len(caches) * size if blocks > len(caches) else 0
         if tokens is not None:

@@ -65,8 +65,8 @@ def parse_models(body: bytes) -> tuple[ServedModel, ...]:
 
 def _window(model: _Model) -> int | None:
     """Return a model's context window; None if its server tells none, or one that is not above 0."""
-    told = model.max_model_len
-    return told if told is not None and told > 0 else None
+    window = model.max_model_len
+    return window if window is not None and window > 0 else None
 
 
 def _adapter_path(model: _Model) -> str | None:
@@ -87,8 +87,8 @@ def parse_openapi_endpoints(body: bytes) -> frozenset[Endpoint] | None:
 
 def parse_version(body: bytes) -> str | None:
     """Read `GET /version`; None when it cannot be read."""
-    told = decode_or_none(_VERSION, body)
-    return told.version[:64] if told is not None else None
+    found = decode_or_none(_VERSION, body)
+    return found.version[:64] if found is not None else None
 
 
 def chats_take_ids(version: str | None) -> bool:
@@ -212,8 +212,8 @@ def _only(fields: dict[str, Raw], names: tuple[str, ...]) -> dict[str, Raw]:
 
 def parse_tokenize(body: bytes) -> tuple[int, int] | None:
     """Read the answer of `POST /tokenize`: prompt tokens, and the backend's window."""
-    told = decode_or_none(_TOKENS, body)
-    return (told.count, told.max_model_len) if told is not None and told.count >= 0 else None
+    found = decode_or_none(_TOKENS, body)
+    return (found.count, found.max_model_len) if found is not None and found.count >= 0 else None
 
 
 # --- what can be said without a count ------------------------------------------------------------
