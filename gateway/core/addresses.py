@@ -1,4 +1,4 @@
-"""What of a network address tells clients apart, and whose address a request has."""
+"""The part of an address that tells clients apart, and the address that a request comes from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_PROXIES: Final = 16  # that a request passes; a longer list is not read on
 
 
 def client_network(host: str | None) -> str | None:
-    """Return what one client surely has: an IPv4 address, or the first 64 bits of an IPv6 one."""
+    """Return the network that is surely one client's: an IPv4 address, or the first 64 bits of an IPv6 one."""
     if host is None or ":" not in host:
         return host
     try:
@@ -40,7 +40,7 @@ def _networks(texts: tuple[str, ...]) -> list[ipaddress.IPv4Network | ipaddress.
 
 
 class Proxies:
-    """The proxies whose word counts on where a request comes from."""
+    """The proxies that are believed about where a request comes from."""
 
     def __init__(self, trusted: Iterable[str]) -> None:
         """`trusted` are addresses, networks in CIDR notation, and `unix`."""

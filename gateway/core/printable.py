@@ -1,4 +1,4 @@
-"""Text of others that goes to a terminal or into a line of a log."""
+"""Makes foreign text fit for a terminal, or for a line of a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The errors of a request that does not fit its limits, or of which nobody can tell whether it does."""
+"""The errors of a request that does not fit its limits, or may not while nobody knows what is used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gateway.core.types import Outcome
 
 
 class RateLimited(GatewayError):
-    """A request does not fit its limits: 429. `lines` are the headers that tell of all of them.
+    """A request does not fit its limits: 429. `lines` are the header lines about all of them.
 
     Without `retry_after_s` it can never fit.
     """

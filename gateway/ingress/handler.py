@@ -293,7 +293,7 @@ class Handler:
     async def _wait(
         self, settings: Settings, down: Downstream, record: RequestRecord, ask: Ask
     ) -> Slot:
-        """Wait for room, no longer than the pool's setting in all, and so that the client hears the answer."""
+        """Wait for room, in all no longer than the pool's `max_wait`, and so short that the client hears the answer."""
         began = self.clock.now()
         queue = settings.pools[ask.route.pool].queue
         own_end = began + queue.max_wait - record.queue_s  # it may have waited elsewhere, or before

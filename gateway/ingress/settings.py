@@ -1,4 +1,4 @@
-"""What requests are handled with, made from a configuration."""
+"""`Settings`: what requests are handled with, made from a configuration."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ class GoingOn:
     """How streams of one pool go on at another backend when theirs fails, or leaves."""
 
     how: Resume
-    least_tokens: int | None  # expected of a whole reply that is a stream inside; None: none is
+    # A whole reply with so much output expected is made of a stream; None: none is.
+    least_tokens: int | None
     move_after_s: float
 
     @classmethod
@@ -65,7 +66,7 @@ class Settings:
     """What a reload swaps, all at once; a request keeps the settings it started with."""
 
     config: Config
-    shared_digest: str  # of `config`; told to other replicas each second, and dear to make
+    shared_digest: str  # of `config`; sent to other replicas each second, and costly to compute
     keys: KeyRing | OpenRing
     counters: PromptCounters
     patience: Patience

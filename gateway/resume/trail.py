@@ -324,7 +324,7 @@ class Trail(Sight):
             self._seam.show(again, shown_ids_bytes, whole=False)
 
     def reached(self) -> Reached | None:
-        """Return from where another backend can go on; None where that would not be exact."""
+        """Return the place from which another backend can go on; None where that would not be exact."""
         if self._prompt is None or not self.leads_on:
             return None
         reply = bytes(self._ids[: self._seam.ids_bytes])

@@ -42,7 +42,7 @@ class Patience:
     client_write_s: float
 
 
-# For a caller that has a deadline of its own.
+# For callers with a deadline of their own.
 ENDLESS: Final = Patience(math.inf, math.inf, math.inf, math.inf)
 
 
@@ -69,7 +69,7 @@ class Silence(msgspec.Struct, gc=False):
     wrote_before: float = 0.0  # `Pulse.each_wrote_tokens` when it was sent
     was_broken: bool = False
     heard_at: float = -math.inf  # the last byte, to half a second
-    open_at: float = math.inf  # since then we listen and hear nothing; inf before the first byte
+    open_at: float = math.inf  # since when we listen and hear nothing; inf before the first byte
 
     @property
     def limit_s(self) -> float:
