@@ -32,9 +32,7 @@ def hint(path: str) -> str:
         before, mended = mended, mend(mended)
         if mended != before:
             extra = before.removesuffix(mended).removesuffix(mended.removeprefix("/v1"))
-            wrong.append(
-                what.format(printable(redact(extra)))
-            )  # a key may have been pasted into it
+            wrong.append(what.format(printable(redact(extra))))  # it may be a pasted key
     if mended in _SERVED:
         return f"{'. '.join(wrong)}. Use {mended}."
     return _elsewhere(path) or _list()
