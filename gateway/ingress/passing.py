@@ -93,7 +93,7 @@ class Passing:
         """Return a call that has all of its body as long as its stream runs; none of it where there is no room."""
         if call.places is None:
             return call
-        if not may_go_on(call):  # for which its small fields suffice
+        if not may_go_on(call):  # its small fields are enough to say why
             return structs.replace(call, body=b"{}", fields=fields_at_hand(call), places=None)
         down.kept = down.kept or self.keeping.keep(call)
         if down.kept is None:
@@ -217,9 +217,7 @@ class Passing:
             GatewayError: it is no answer to the request.
         """
         goes_on = down.trailed is not None and down.trailed.went_on
-        if (
-            down.started or goes_on
-        ):  # the client has the head of a stream, or a part of one was made
+        if down.started or goes_on:  # it has begun as a stream
             raise answered_late(reply, ask.call, goes_on=goes_on)
         veil = ask.route.tenants_apart
         final = answer(reply, ask.call, down.id, record.engine_id, most_bytes, veil=veil)
