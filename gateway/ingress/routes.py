@@ -35,6 +35,8 @@ from gateway.wire.objects import fields_of
 from gateway.wire.replies import model_entry, model_list
 
 _RETRY_S: Final = 3.0
+# How a server answers that has no such endpoint; see `watch.fetch.FetchError`.
+_NOT_SERVED: Final = frozenset({"http_404", "http_405", "http_501"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,20 +157,18 @@ async def _tokenizer_info(
     """Return what a backend tells of its tokenizer, without the path of its folder.
 
     Raises:
-        Unavailable: no backend serves now (503).
+        Unavailable: no backend serves now, or the one that is asked does not answer (503).
         EndpointNotServed: it does not tell (404).
     """
     serving = [each for each in table.backends(pool) if each.phase in SERVING]
     if not serving:
-        raise Unavailable(
-            f"Model `{model}` is temporarily unavailable: none of its backends serves now. Retry later.",
-            param="model",
-            retry_after_s=_RETRY_S,
-        )
+        raise _unavailable(model, "none of its backends serves now")
     asked = next((each for each in serving if each.phase is Phase.READY), serving[0])
     try:
         fields = fields_of(await handler.settings.counters.tokenizer_info(asked))
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError) as error:
+        if isinstance(error, OSError) and str(error) not in _NOT_SERVED:
+            raise _unavailable(model, f"its backend did not answer ({error})") from None
         raise EndpointNotServed(
             "No backend of this model tells its tokenizer: vLLM does with "
             "`--enable-tokenizer-info-endpoint`."
@@ -176,6 +176,11 @@ async def _tokenizer_info(
     if "name_or_path" in fields:  # a path on the backend's host
         fields["name_or_path"] = Raw(msgspec.json.encode(model))
     return fields
+
+
+def _unavailable(model: str, why: str) -> Unavailable:
+    words = f"Model `{model}` is temporarily unavailable: {why}. Retry later."
+    return Unavailable(words, param="model", retry_after_s=_RETRY_S)
 
 
 def _presented(request: Request) -> tuple[bytes | None, bytes | None, bytes | None]:

@@ -139,3 +139,11 @@ async def test_while_nobody_serves_the_tokenizer_is_unavailable_and_not_unknown(
         reply = await world.http.get("/tokenizer_info")
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "model_unavailable")
         assert 1 <= int(reply.headers["retry-after"]) <= 30
+
+
+@story
+async def test_a_backend_that_does_not_answer_is_not_said_to_lack_the_endpoint():
+    async with gateway() as world:
+        world.sims[0].inject("refuse")  # from the next moment on, as its health does not show yet
+        reply = await world.http.get("/tokenizer_info")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "model_unavailable")
