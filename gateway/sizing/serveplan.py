@@ -111,6 +111,7 @@ _SHORT: Final = {
     "pp": "pipeline-parallel-size",
     "dp": "data-parallel-size",
 }
+_NO_PREFIXES: Final = ("no-enable-prefix-caching", "disable-prefix-caching")  # the last: 0.33
 _CPU_VARIABLES: Final = "VLLM_CPU_"  # envs.py: all of them are read by the CPU backend alone
 # vllm/platforms/cpu.py: it wins over --kv-cache-memory-bytes.
 _CPU_CACHE_GIB: Final = "VLLM_CPU_KVCACHE_SPACE"
@@ -160,7 +161,7 @@ def plan_of_args(
         num_gpu_blocks=_whole(flags, "num-gpu-blocks-override"),
         block_size=_whole(flags, "block-size"),
         enforce_eager=_is_on(flags, "enforce-eager"),
-        prefix_caching=not _is_on(flags, "no-enable-prefix-caching")
+        prefix_caching=not any(_is_on(flags, name) for name in _NO_PREFIXES)
         and flags.get("enable-prefix-caching") is not False,
         max_loras=(_whole(flags, "max-loras") or 1) if _is_on(flags, "enable-lora") else 0,
         max_lora_rank=_whole(flags, "max-lora-rank") or 16,

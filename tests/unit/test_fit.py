@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.config.flags import whole_number
+from gateway.config.flags import in_force, whole_number
 from gateway.sizing.fit import Verdict, fit, sizing
 from gateway.sizing.fitways import command, ways
 from gateway.sizing.kvcaches import Dtype, Heads, State
@@ -444,6 +444,20 @@ def test_flags_are_read_as_vllm_reads_them():
         kv_cache_memory_bytes=4 * GIB, max_num_seqs=64, dtype=Dtype.FLOAT16, block_size=32,
         enforce_eager=True, max_loras=1, max_lora_rank=64,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "caches"),
+    [
+        ((), True),
+        (("--enable-prefix-caching",), True),
+        (("--no-enable-prefix-caching",), False),
+        (("--disable-prefix-caching",), False),  # since vLLM 0.33
+        (("--no-disable-prefix-caching",), True),
+    ],
+)
+def test_prefix_caching_is_switched_off_in_either_form(words, caches):
+    assert plan_of_args(in_force(["vllm", "serve", "m", *words])).prefix_caching is caches
 
 
 def test_gpus_are_taken_by_tensor_parallelism_unless_told():
