@@ -1,7 +1,7 @@
-"""The top-level fields that a body may have, by endpoint: those of vLLM 0.32 and of the public APIs.
+"""The top-level fields that a body may have, by endpoint: those of vLLM 0.32 and 0.33, and of the public APIs.
 
 A field that is in none of these is unknown: vLLM ignores it. Source: the request models of vLLM
-0.32.0 (a test compares), openai-python 3.57, anthropic-python 2.14, Cohere's API reference.
+0.32.0 and 0.33.0 (a test compares), openai-python 3.57, anthropic-python 2.14, Cohere's API reference.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _SAMPLING: Final = _names(
     logprob_token_ids allowed_token_ids bad_words echo skip_special_tokens
     spaces_between_special_tokens include_stop_str_in_output response_format structured_outputs
     thinking_token_budget include_reasoning repetition_detection return_token_ids
-    return_token_offsets return_tokens_as_token_ids routed_experts_prompt_start stream_interval"""
+    return_token_offsets return_tokens_as_token_ids return_weight_versions routed_experts_prompt_start
+    stream_interval"""
 )
 # What OpenAI's API knows and vLLM ignores, or the other way round on one of its endpoints.
 _OPENAI: Final = _names(
@@ -56,7 +57,7 @@ _POOLING: Final = _names(
     encoding_format embedding_types embed_dtype endianness normalize use_activation padding truncate
     query queries documents items text_1 text_2 data_1 data_2 top_n return_documents rank_fields
     max_chunks_per_doc max_tokens max_tokens_per_doc max_tokens_per_query instruction
-    label_token_ids apply_softmax item_first"""
+    label_token_ids apply_softmax item_first late_chunking_params"""
 )
 _DECISIONS: Final = _names("state questions instructions images audio videos")
 _TOKENS: Final = _names("messages prompt tokens tools return_token_strs")

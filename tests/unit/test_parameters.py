@@ -216,6 +216,18 @@ def test_media_may_be_inline_only_or_from_anywhere():
     assert refused(CHAT, one_bad, strict).param == "messages[0].content[2].image_url.url"
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "field"),
+    [
+        (CHAT, {"return_weight_versions": True}),
+        (COMPLETIONS, {"return_weight_versions": True}),
+        (EMBEDDINGS, {"late_chunking_params": {"chunk_size": 8}}),
+    ],
+)
+def test_fields_that_came_with_vllm_0_33_are_known(endpoint, field):
+    assert call(endpoint, field).asked.unknown == 0
+
+
 def test_unknown_fields_pass_and_are_counted_or_are_refused():
     assert call(CHAT, {"mine": 1, "yours": 2}).asked.unknown == 2
     assert call(CHAT, {"metadata": {}, "store": True, "service_tier": "auto"}).asked.unknown == 0
