@@ -7,9 +7,16 @@ from where the two differ.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
+
+
+class BlockShape(NamedTuple):
+    """How an engine cuts prompts into blocks: the tokens of one, and those behind it that its hash covers, too."""
+
+    tokens: int
+    ahead: int = 0  # with it, a block is found only before the same tokens
 
 
 class Blocks(Protocol):
@@ -20,8 +27,8 @@ class Blocks(Protocol):
     # Its blocks differ from those of others with the same tokens: an adapter, a salt.
     has_keys: bool
 
-    def of(self, block_tokens: int) -> list[bytes] | None:
-        """Return one digest for each block of so many tokens, of all up to its end; None: not computed."""
+    def of(self, shape: BlockShape) -> list[bytes] | None:
+        """Return one digest for each block of this shape, of all up to its end; None: not computed."""
 
 
 class Session(msgspec.Struct, frozen=True, gc=False):

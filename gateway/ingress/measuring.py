@@ -35,7 +35,7 @@ from gateway.ingress.settings import Settings
 from gateway.pools.table import Backend, PoolTable
 from gateway.prefix.hashing import FIRST_BYTES, READ, PrefixHasher, written_salt
 from gateway.prefix.precise import PromptBlocks
-from gateway.prefix.ranked import block_sizes
+from gateway.prefix.ranked import block_shapes
 from gateway.resume.reasoning import OPENING_TOKENS, closing_mark
 from gateway.resume.recited import RecitedStream
 from gateway.resume.stream import TrailedStream
@@ -115,8 +115,8 @@ class Measuring:
     async def _blocks(self, settings: Settings, ask: Ask) -> PromptBlocks | None:
         """Return the blocks of a prompt; None if no engine tells what it holds, or the ids were not read in time."""
         call, route = ask.call, ask.route
-        sizes = block_sizes(self.table.backends(route.pool))
-        if not sizes or len(call.body) < FIRST_BYTES or call.endpoint not in READ:
+        shapes = block_shapes(self.table.backends(route.pool))
+        if not shapes or len(call.body) < FIRST_BYTES or call.endpoint not in READ:
             return None
         written = written_salt(call)
         salt = msgspec.json.decode(written, type=str | None) if written else None
@@ -125,7 +125,7 @@ class Measuring:
             salt = make_salt(salt)
 
         def cut(tokens: Sequence[int]) -> PromptBlocks:
-            return PromptBlocks(tokens, route.adapter, salt, sizes)
+            return PromptBlocks(tokens, route.adapter, salt, shapes)
 
         within_s = min(self.read_s + len(call.body) * _READ_BYTE_S, max(self.read_s, _MOST_READ_S))
         return await settings.counters.read(call, route, cut, within_s=within_s)

@@ -2,7 +2,8 @@
 
 A block is identified by a digest of all tokens up to its end, its adapter and its salt. vLLM's own block
 hashes cannot be computed outside of vLLM. They serve only as names, by which later events refer to a block.
-A look-up walks a prompt's digests until one is missing, as the engine does.
+A look-up walks a prompt's digests until one is missing, as the engine does. Where an engine hashes the
+tokens behind a block with it, as one that drafts tokens does since vLLM 0.33, they are in its digest, too.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.core.prefix import BlockShape
 from gateway.wire.kvevents import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, Event
 
 # With blocks of 16 tokens a cache of four million tokens; some 80 MB.
@@ -34,20 +36,20 @@ _ENCODE: Final = msgspec.msgpack.Encoder().encode
 
 
 def prefix_digests(
-    tokens: Sequence[int], block_tokens: int, adapter: str | None = None, salt: str | None = None
+    tokens: Sequence[int], shape: BlockShape, adapter: str | None = None, salt: str | None = None
 ) -> list[bytes]:
     """Return the digests of a prompt's blocks that an engine could find in its cache.
 
     An engine always computes the last token, so the block that ends with it is left out.
     """
     packed = array("I", tokens).tobytes()
-    step = block_tokens * _TOKEN_BYTES
+    step, ahead = shape.tokens * _TOKEN_BYTES, shape.ahead * _TOKEN_BYTES
     own = [] if adapter is None else [adapter]
     first = _extra(adapter, own if salt is None else [*own, salt])
     later = _extra(adapter, own)
     digest, extra, found = _ROOT, first, []
-    for begin in range(0, len(packed) - step, step):
-        digest = _digest(digest, packed[begin : begin + step], extra)
+    for begin in range(0, len(packed) - step - max(0, ahead - _TOKEN_BYTES), step):
+        digest = _digest(digest, packed[begin : begin + step + ahead], extra)
         found.append(digest)
         extra = later
     return found
@@ -71,7 +73,7 @@ class Mirror:
 
     def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
         self.most_blocks = most_blocks
-        self.block_tokens: int | None = None
+        self.shape: BlockShape | None = None
         self.tells_keys = True  # its events name the adapter and salt of a block
         self._group: int | None = None
         self._blocks: dict[BlockHash, _Block] = {}
@@ -140,10 +142,12 @@ class Mirror:
         hashes, size = event.block_hashes, event.block_size
         if len(event.token_ids) != len(hashes) * size or not hashes:
             return  # some tokens are left out: blocks of a sliding window
-        if self.block_tokens is None or size > self.block_tokens:
+        ahead = event.lookahead_token_ids or [[]] * len(hashes)
+        shape = BlockShape(size, len(ahead[0]))
+        if self.shape is None or size > self.shape.tokens or self.shape.ahead != shape.ahead:
             self.clear()  # the smaller ones were parts of blocks
-            self.block_tokens, self._group = size, event.group_idx
-        if size != self.block_tokens or event.group_idx != self._group:
+            self.shape, self._group = shape, event.group_idx
+        if shape != self.shape or event.group_idx != self._group or len(ahead) != len(hashes):
             return
         self.tells_keys = event.tells_keys
         digest = _ROOT
@@ -161,7 +165,7 @@ class Mirror:
                 known.copies += 1
                 digest = known.digest
                 continue
-            tokens = packed[place * step : (place + 1) * step]
+            tokens = packed[place * step : (place + 1) * step] + array("I", ahead[place]).tobytes()
             digest = _digest(digest, tokens, _extra(adapter, _keys(event, place)))
             self._blocks[name] = _Block(digest)
             self._holders[digest] = name

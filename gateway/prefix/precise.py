@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from gateway.core.prefix import KvEvents, Prefix, SentPrompt
+from gateway.core.prefix import BlockShape, KvEvents, Prefix, SentPrompt
 from gateway.prefix.approximate import ApproximateIndex
 from gateway.prefix.follower import Follower
 from gateway.prefix.mirror import MOST_BLOCKS, Mirror, prefix_digests
@@ -20,27 +20,31 @@ _SPARE: Final = 1.25  # an engine may have more blocks than it says that tokens 
 class PromptBlocks:
     """The token ids of one prompt, cut into blocks as engines do. See `core.prefix.Blocks`.
 
-    Only digests are kept, for the block sizes that the constructor was given.
+    Only digests are kept, for the shapes of blocks that the constructor was given.
     """
 
     __slots__ = ("_digests", "_prompt_tokens", "found", "has_keys", "salt")
 
     def __init__(
-        self, tokens: Sequence[int], adapter: str | None, salt: str | None, sizes: Iterable[int]
+        self,
+        tokens: Sequence[int],
+        adapter: str | None,
+        salt: str | None,
+        shapes: Iterable[BlockShape],
     ) -> None:
         self.salt = salt
         self.has_keys = salt is not None or adapter is not None
         self.found: dict[object, int] = {}
         self._prompt_tokens = len(tokens)
-        self._digests = {size: prefix_digests(tokens, size, adapter, salt) for size in sizes}
+        self._digests = {each: prefix_digests(tokens, each, adapter, salt) for each in shapes}
 
     def __len__(self) -> int:
         """Return the tokens of the prompt."""
         return self._prompt_tokens
 
-    def of(self, block_tokens: int) -> list[bytes] | None:
-        """Return the digests of its blocks of so many tokens; None for a size that was not computed."""
-        return self._digests.get(block_tokens)
+    def of(self, shape: BlockShape) -> list[bytes] | None:
+        """Return the digests of its blocks; None for a shape that was not computed."""
+        return self._digests.get(shape)
 
 
 class PreciseIndex:
@@ -81,13 +85,13 @@ class PreciseIndex:
             return self.guess.tokens(prefix)
         mirror = follower.mirror
         unsure = not mirror.tells_keys and (blocks.has_keys or self._salted)
-        if mirror.block_tokens is None or unsure:  # events do not say whose the blocks are
+        if mirror.shape is None or unsure:  # events do not say whose the blocks are
             return self.guess.tokens(prefix)
-        digests = blocks.of(mirror.block_tokens)
+        digests = blocks.of(mirror.shape)
         if digests is None:
             return self.guess.tokens(prefix)
         count = blocks.found[mirror] = mirror.held(digests, blocks.found.get(mirror, 0))
-        told = min(count * mirror.block_tokens, prefix.prompt_tokens)
+        told = min(count * mirror.shape.tokens, prefix.prompt_tokens)
         return told if follower.whole else max(told, self.guess.tokens(prefix))
 
     def longest(self, prefix: Prefix) -> int:
@@ -103,8 +107,8 @@ class PreciseIndex:
             if sent.most_tokens is not None:
                 sent.most_tokens = max(sent.most_tokens, cached_tokens)
             self._salted = self._salted or blocks.salt is not None
-            if mirror is not None and mirror.block_tokens is not None:
-                sent.expected = mirror.expect(blocks.of(mirror.block_tokens) or ())
+            if mirror is not None and mirror.shape is not None:
+                sent.expected = mirror.expect(blocks.of(mirror.shape) or ())
         return sent
 
     def unsent(self, sent: SentPrompt) -> None:
@@ -132,8 +136,8 @@ class PreciseIndex:
         mirror = self._mirror
         if mirror is not None:
             blocks = MOST_BLOCKS
-            if capacity_tokens and mirror.block_tokens:
-                blocks = int(capacity_tokens / mirror.block_tokens * _SPARE) + 1
+            if capacity_tokens and mirror.shape is not None:
+                blocks = int(capacity_tokens / mirror.shape.tokens * _SPARE) + 1
             mirror.most_blocks = min(blocks, MOST_BLOCKS)
 
     def forget(self) -> None:

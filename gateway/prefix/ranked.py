@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from gateway.core.prefix import HasPrefixIndex, KvEvents, Prefix, PrefixIndex, SentPrompt
+from gateway.core.prefix import (
+    BlockShape,
+    HasPrefixIndex,
+    KvEvents,
+    Prefix,
+    PrefixIndex,
+    SentPrompt,
+)
 from gateway.prefix.approximate import ApproximateIndex
 from gateway.prefix.precise import PreciseIndex
 
@@ -164,15 +171,15 @@ def approximate_engines(held: PrefixIndex | None) -> list[ApproximateIndex]:
     return [each for each in engines if isinstance(each, ApproximateIndex)]
 
 
-def block_sizes(backends: Iterable[HasPrefixIndex]) -> set[int]:
-    """Return the block sizes, in tokens, that the KV events of a pool's engines report."""
-    sizes = set()
+def block_shapes(backends: Iterable[HasPrefixIndex]) -> set[BlockShape]:
+    """Return the shapes of blocks that the KV events of a pool's engines report."""
+    shapes = set()
     for backend in backends:
         for engine in precise_engines(backend.prefix_index):
             follower = engine.follower
-            if follower is not None and follower.knows and follower.mirror.block_tokens is not None:
-                sizes.add(follower.mirror.block_tokens)
-    return sizes
+            if follower is not None and follower.knows and follower.mirror.shape is not None:
+                shapes.add(follower.mirror.shape)
+    return shapes
 
 
 def _work(prefix: Prefix, cached_tokens: int) -> int:

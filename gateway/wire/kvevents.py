@@ -3,7 +3,7 @@
 A published message has three frames: topic, sequence number (8 bytes, big-endian), and a batch in
 msgpack, `[time, [event, ...], data-parallel rank]`. Events are maps since vLLM 0.24, and arrays by
 position before. Releases append fields; unknown ones are ignored.
-Source: vLLM 0.32 `distributed/kv_events.py`; the arrays of 0.9 to 0.23 are its fields in their order.
+Source: vLLM 0.33 `distributed/kv_events.py`; the arrays of 0.9 to 0.23 are its fields in their order.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class BlockStored(msgspec.Struct, tag=True, tag_field="type", gc=False):
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     locality: str | None = None
+    # By block: the tokens behind it that its hash covers, too. Since 0.33, of engines that draft tokens.
+    lookahead_token_ids: list[list[TokenId]] | None = None
     tells_keys: bool = True  # set here: False if the engine is too old to tell `extra_keys`
 
 

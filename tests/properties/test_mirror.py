@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.prefix import BlockShape
 from gateway.prefix.follower import Follower
 from gateway.prefix.mirror import Mirror, prefix_digests
 from gateway.wire.kvevents import Garbled, parse_batch
@@ -29,7 +30,7 @@ steps = st.lists(
 
 def held(mirror, prompt):
     tokens, adapter, salt = prompt
-    return mirror.held(prefix_digests(tokens, SIZE, adapter, salt))
+    return mirror.held(prefix_digests(tokens, BlockShape(SIZE), adapter, salt))
 
 
 def live(steps, engine, follower, *, replays):

@@ -7,6 +7,7 @@ import pytest
 import zmq.asyncio
 
 from gateway.core.aio import SystemClock
+from gateway.core.prefix import BlockShape
 from gateway.prefix.follower import Follower
 from gateway.prefix.mirror import prefix_digests
 from gateway.watch.kvevents import Subscriber
@@ -53,7 +54,7 @@ async def until(condition):
 
 
 def held(follower, prompt):
-    return follower.mirror.held(prefix_digests(prompt[0], SIZE, *prompt[1:]))
+    return follower.mirror.held(prefix_digests(prompt[0], BlockShape(SIZE), *prompt[1:]))
 
 
 @story

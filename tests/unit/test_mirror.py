@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from gateway.core.prefix import BlockShape
 from gateway.prefix.follower import Follower
 from gateway.prefix.mirror import Mirror, prefix_digests
 from gateway.wire.kvevents import BlockRemoved, BlockStored
@@ -18,8 +19,8 @@ def stored(**more):
     )  # fmt: skip
 
 
-def held(mirror, adapter=None, salt=None, tokens=TOKENS):
-    return mirror.held(prefix_digests(tokens, SIZE, adapter, salt))
+def held(mirror, adapter=None, salt=None, tokens=TOKENS, ahead=0):
+    return mirror.held(prefix_digests(tokens, BlockShape(SIZE, ahead), adapter, salt))
 
 
 def mirror_of(*events):
@@ -29,9 +30,9 @@ def mirror_of(*events):
 
 
 def test_the_last_token_is_never_found_in_a_cache():
-    assert len(prefix_digests(TOKENS[:8], SIZE)) == 1
-    assert len(prefix_digests(TOKENS, SIZE)) == 2
-    assert prefix_digests([], SIZE) == []
+    assert len(prefix_digests(TOKENS[:8], BlockShape(SIZE))) == 1
+    assert len(prefix_digests(TOKENS, BlockShape(SIZE))) == 2
+    assert prefix_digests([], BlockShape(SIZE)) == []
 
 
 def test_a_block_that_is_stored_twice_is_there_until_both_are_gone():
@@ -39,6 +40,30 @@ def test_a_block_that_is_stored_twice_is_there_until_both_are_gone():
     assert held(mirror) == 2
     mirror.apply([BlockRemoved(HASHES)])
     assert held(mirror) == len(mirror) == 0
+
+
+def test_a_block_whose_hash_covers_the_token_behind_it_is_found_before_that_one_only():
+    """Of vLLM 0.33 with drafted tokens: each of two prompts that part right behind a block has its own."""
+    parting = [*TOKENS[:4], 70, 71, 72, 73, 74]
+    first = stored(lookahead_token_ids=[[5], [9]])
+    other = stored(block_hashes=[201], token_ids=TOKENS[:4], lookahead_token_ids=[[70]])
+    mirror = mirror_of(first)
+    assert held(mirror, ahead=1) == 2
+    assert held(mirror, tokens=parting, ahead=1) == 0
+    mirror.apply([other])
+    assert held(mirror, tokens=parting, ahead=1) == 1
+    mirror.apply([BlockRemoved([201])])
+    assert held(mirror, ahead=1) == 2
+    assert mirror.shape == BlockShape(SIZE, 1)
+
+
+@pytest.mark.parametrize(("ahead", "blocks"), [(0, 2), (1, 2), (2, 1)])
+def test_a_block_that_lacks_the_tokens_behind_it_is_not_found(ahead, blocks):
+    assert len(prefix_digests(TOKENS, BlockShape(SIZE, ahead))) == blocks
+
+
+def test_events_whose_blocks_do_not_all_tell_what_is_behind_them_are_left_out():
+    assert len(mirror_of(stored(lookahead_token_ids=[[5]]))) == 0
 
 
 def test_what_follows_a_block_that_is_gone_counts_no_more_until_it_is_back():
@@ -75,7 +100,7 @@ def test_only_one_group_of_layers_is_followed_and_removals_of_others_change_noth
 
 def test_a_part_of_a_block_is_no_block():
     mirror = mirror_of(stored(block_size=2, token_ids=TOKENS[:4]), stored(block_hashes=[7, 8]))
-    assert mirror.block_tokens == SIZE
+    assert mirror.shape == BlockShape(SIZE)
     mirror.apply([stored(block_size=2, token_ids=TOKENS[:4], block_hashes=[9, 10])])
     assert held(mirror) == len(mirror) == 2
 
@@ -119,7 +144,7 @@ def test_a_message_that_nobody_can_read_leaves_nothing_known():
 
 
 def test_what_was_found_before_is_not_looked_for_again_unless_its_end_is_gone():
-    mirror, digests = mirror_of(stored()), prefix_digests(TOKENS, SIZE)
+    mirror, digests = mirror_of(stored()), prefix_digests(TOKENS, BlockShape(SIZE))
     assert mirror.held(digests, 1) == mirror.held(digests, 2) == 2
     mirror.apply([BlockRemoved([102])])
     assert mirror.held(digests, 2) == 1

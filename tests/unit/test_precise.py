@@ -2,11 +2,11 @@
 
 import pytest
 
-from gateway.core.prefix import Prefix
+from gateway.core.prefix import BlockShape, Prefix
 from gateway.prefix.follower import Follower
 from gateway.prefix.mirror import MOST_BLOCKS, Mirror
 from gateway.prefix.precise import PreciseIndex, PromptBlocks
-from gateway.prefix.ranked import block_sizes
+from gateway.prefix.ranked import block_shapes
 from tests.kvengine import SIZE, Engine, catch_up, deliver
 
 TOKENS = list(range(1, 42))  # ten blocks and a token
@@ -15,7 +15,7 @@ ALL = len(TOKENS) - 1
 
 def prompt(tokens=TOKENS, adapter=None, salt=None, *, key=1):
     """Return a prompt whose only beginning is half of it."""
-    blocks = None if tokens is None else PromptBlocks(tokens, adapter, salt, {SIZE})
+    blocks = None if tokens is None else PromptBlocks(tokens, adapter, salt, {BlockShape(SIZE)})
     return Prefix([key], (1,), 2, len(tokens or TOKENS), 8, blocks=blocks)
 
 
@@ -62,7 +62,7 @@ def test_where_events_are_missing_or_late_it_is_the_guess(what):
         case "nobody":
             told.prefix_index.follower = None
     assert told.tokens() == len(TOKENS) // 2
-    assert block_sizes([told]) == set()
+    assert block_shapes([told]) == set()
     assert told.prefix_index.knows is (what == "empty")
 
 
@@ -108,7 +108,7 @@ def test_blocks_of_a_size_that_nobody_asked_for_are_guessed():
     told.read()
     told.prefix_index.sent(prompt(None))
     other = prompt()
-    other.blocks = PromptBlocks(TOKENS, None, None, {2 * SIZE})
+    other.blocks = PromptBlocks(TOKENS, None, None, {BlockShape(2 * SIZE)})
     assert told.prefix_index.tokens(other) == len(TOKENS) // 2
     told.prefix_index.unsent(told.prefix_index.sent(other))
 
@@ -166,6 +166,6 @@ def test_what_is_expected_is_bounded():
 def test_the_sizes_of_blocks_are_those_of_engines_that_tell():
     told, silent = Told(), Told()
     told.read()
-    assert block_sizes([told, silent]) == {SIZE}
+    assert block_shapes([told, silent]) == {BlockShape(SIZE)}
     told.prefix_index.follower.disconnected()
-    assert block_sizes([told, silent]) == set()
+    assert block_shapes([told, silent]) == set()

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gateway.core.prefix import Prefix, SentPrompt, Session
+from gateway.core.prefix import BlockShape, Prefix, SentPrompt, Session
 from gateway.core.types import (
     Ask,
     Caller,
@@ -287,7 +287,7 @@ def test_where_engines_are_asked_about_token_ids_sessions_tell_nothing():
     table.first_token(slot, NOW)
     slot.release()
     assert chooser.find(asks(asked), NOW).id == other
-    asked.blocks = PromptBlocks([1, 2], None, None, [16])
+    asked.blocks = PromptBlocks([1, 2], None, None, [BlockShape(16)])
     plain, told = (chooser.explain(asks(each), NOW).expected_s for each in (prefix(2, NOW), asked))
     assert plain == told
 
