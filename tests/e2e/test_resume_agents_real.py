@@ -135,7 +135,7 @@ class Seen:
                 self.text += delta
             case "response.function_call_arguments.delta":
                 self.calls += delta
-            case "response.completed":
+            case "response.completed" | "response.incomplete":
                 self._ended(event["response"])
             case "error":
                 self.failed = True

@@ -60,7 +60,7 @@ class Told:
                 self.parts[event["output_index"]][1] += event["delta"]
             case "message_delta":
                 self.end = event["delta"]["stop_reason"], event["usage"]
-            case "response.completed":
+            case "response.completed" | "response.incomplete":
                 self._ended(event["response"])
             case "error":
                 self.failed = True

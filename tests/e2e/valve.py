@@ -18,7 +18,12 @@ from collections.abc import Callable, Iterator
 
 _FRAME_END = b"\n\n\r\n"  # vLLM's server writes each frame as a chunk of its own
 _STREAMS = b"\r\ncontent-type: text/event-stream"
-_LAST = (b'"finish_reason":"', b"event: message_delta\n", b"event: response.completed\n")
+_LAST = (
+    b'"finish_reason":"',
+    b"event: message_delta\n",
+    b"event: response.completed\n",
+    b"event: response.incomplete\n",
+)
 _RESET = struct.pack("ii", 1, 0)  # close() then sends a reset
 _READ_BYTES = 65_536
 

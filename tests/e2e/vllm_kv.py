@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import torch
 from vllm.v1.core.kv_cache_utils import (
     get_kv_cache_capacity,
-    get_kv_cache_configs,
     get_max_concurrency_for_kv_cache_config,
 )
 from vllm.v1.kv_cache_interface import (
@@ -21,6 +20,13 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
+
+try:
+    from vllm.v1.core.kv_cache_planning import get_global_kv_cache_groups, get_kv_cache_configs
+except ModuleNotFoundError:  # vLLM before 0.33
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
+
+    get_global_kv_cache_groups = None
 
 BYTES = {1: torch.uint8, 2: torch.bfloat16, 4: torch.float32}
 
@@ -82,8 +88,9 @@ def laid_out(case):
         for first, last in case["stages"]
     ]
     how = config(case)
+    groups = [get_global_kv_cache_groups(how, stages)] if get_global_kv_cache_groups else []
     try:
-        found = get_kv_cache_configs(how, stages, case["memory"])
+        found = get_kv_cache_configs(how, stages, case["memory"], *groups)
     except ValueError as error:
         return {"error": str(error)}
     tokens, concurrency = get_kv_cache_capacity(how, found[0])

@@ -28,7 +28,13 @@ from vllm.entrypoints.pooling.embed.protocol import CohereEmbedRequest, Embeddin
 from vllm.entrypoints.pooling.pooling.protocol import PoolingRequest
 from vllm.entrypoints.pooling.scoring.protocol import RerankRequest, ScoreRequest
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeRequest
-from vllm.renderers.chat_utils import _parse_chat_message_content_mm_part
+
+try:
+    from vllm.renderers.chat_utils.chat_message import (
+        parse_chat_message_content_mm_part as parse_part,
+    )
+except ModuleNotFoundError:  # vLLM before 0.33
+    from vllm.renderers.chat_utils import _parse_chat_message_content_mm_part as parse_part
 
 MODELS = {
     "chat": ChatCompletionRequest,
@@ -110,7 +116,7 @@ def reads(endpoint, body):
         system = [{"content": value}] if name == "system" else value
         for part in parts_of(system):
             try:
-                found.add(_parse_chat_message_content_mm_part(part)[0])
+                found.add(parse_part(part)[0])
             except Exception:  # no part for vLLM
                 continue
             if part.get("uuid") is not None:
