@@ -3,7 +3,8 @@
 vLLM looks at the template's syntax tree (0.32, renderers/hf.py, content format `auto`): a template
 that loops over the content of a message gets parts, any other gets text. The same question is
 answered here by the same signs: a loop over `message.content` (or `message["content"]`), over a
-macro's parameter that is called with it, or over a plain variable `content`.
+macro's parameter that is called with it, or over a plain variable `content`. Where a template keeps
+its messages in a namespace, 0.32 hands over text, and 0.33 looks on behind it.
 """
 
 from __future__ import annotations
@@ -11,16 +12,22 @@ from __future__ import annotations
 from jinja2 import nodes
 
 
-def loops_over_parts(tree: nodes.Template) -> bool:
-    """Return whether the template loops over the parts of a content."""
+def loops_over_parts(tree: nodes.Template) -> tuple[bool, ...]:
+    """Return whether the template loops over the parts of a content; both, where that depends on the release."""
     try:
-        return _loops(tree)
+        return (_loops(tree),)
     except _Unreadable:
-        return False
+        return (False,)
+    except _Differs:
+        return (False, True)
 
 
 class _Unreadable(Exception):
     """A form that vLLM gives up on too, and then hands over text."""
+
+
+class _Differs(Exception):
+    """A form that vLLM gives up on before 0.33, and follows since."""
 
 
 def _loops(tree: nodes.Template) -> bool:
@@ -47,15 +54,28 @@ def _message_names(tree: nodes.Template) -> set[str]:
         for assign in tree.find_all(nodes.Assign):
             if _leads_to(assign.node, name):
                 if not isinstance(assign.target, nodes.Name):
-                    raise _Unreadable
+                    raise _Differs if isinstance(assign.target, nodes.NSRef) else _Unreadable
                 if assign.target.name not in lists:
                     lists.add(assign.target.name)
                     unseen.append(assign.target.name)
+    if _has_namespace_of(tree, lists):
+        raise _Differs
     names = set()
     for loop in tree.find_all(nodes.For):
         if any(_leads_to(loop.iter, name) for name in lists) and _named(loop):
             names.add(loop.target.name)  # type: ignore[attr-defined]  # _named has looked
     return names
+
+
+def _has_namespace_of(tree: nodes.Template, lists: set[str]) -> bool:
+    """Whether one of these lists of messages is kept in a new namespace."""
+    return any(
+        _leads_to(each.value, name)
+        for call in tree.find_all(nodes.Call)
+        if isinstance(call.node, nodes.Name) and call.node.name == "namespace"
+        for each in call.kwargs
+        for name in lists
+    )
 
 
 def _given_contents(tree: nodes.Template, macro: nodes.Macro, messages: set[str]) -> set[str]:

@@ -1,6 +1,6 @@
 """Chat templates: messages in, the very text that the engine will tokenise out.
 
-As in vLLM (0.32, renderers/hf.py), with Jinja set up as in transformers 5. Where the engine may do
+As in vLLM (0.32 and 0.33, renderers/hf.py), with Jinja set up as in transformers 5. Where the engine may do
 what is not modelled, `Unmodelled` is raised and the caller asks a backend instead.
 
 A template is the operator's file, yet code: it runs in Jinja's immutable sandbox, with a limit on
@@ -66,7 +66,7 @@ class ChatTemplate:
         tree = environment.parse(source)
         self._template = environment.from_string(source)
         self._variables = jinja2.meta.find_undeclared_variables(tree)
-        self._parts = loops_over_parts(tree)
+        self._parts = loops_over_parts(tree)  # the ways in which an engine may hand over contents
         self._knows_developer = '"developer"' in source or "'developer'" in source
         self._special_tokens = dict(special_tokens)
 
@@ -80,7 +80,13 @@ class ChatTemplate:
         Raises:
             Unmodelled: the engine may render something else, or refuse.
         """
-        messages = messages_of(request, parts=self._parts)
+        first, *others = (self._rendered(request, parts, until) for parts in self._parts)
+        if any(each != first for each in others):
+            raise Unmodelled("contents are handed over in another way by each release of vLLM")
+        return first
+
+    def _rendered(self, request: Json, parts: bool, until: float) -> str:
+        messages = messages_of(request, parts=parts)
         if not self._knows_developer and any(each["role"] == "developer" for each in messages):
             messages = developer_as_system(messages)
         arguments = {

@@ -26,6 +26,21 @@ def parts(*texts):
 # --- what the template gets -----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kept", ["{% set n.m = messages %}", ""])
+def test_messages_in_a_namespace_are_counted_where_all_releases_hand_over_the_same(kept):
+    """0.32 hands over text, and 0.33 parts."""
+    begun = "{% set n = namespace(m=messages) %}" + kept + "{% for each in n.m %}"
+    one_way = begun + "{% for part in each.content %}[{{ part.text }}]{% endfor %}{% endfor %}"
+    either = (
+        begun + "{% if each.content is string %}{{ each.content }}{% else %}"
+        "{% for part in each.content %}{{ part.text }}{% endfor %}{% endif %}{% endfor %}"
+    )
+    said = {"role": "user", "content": "abc"}
+    assert rendered(either, said) == "abc"
+    with pytest.raises(Unmodelled):
+        rendered(one_way, said)
+
+
 def test_parts_are_joined_for_a_template_that_takes_text():
     assert rendered(PLAIN, {"role": "user", "content": parts("a", "b")}) == "<user>a\nb"
 
