@@ -21,14 +21,14 @@ node() { # node NAME PACKAGE...
   (cd "$at" && { [ -e package.json ] || npm init -y >/dev/null; } && npm install --silent --no-fund --no-audit "${@:2}") && echo "${*:2}" > "$at/.done"
 }
 
-venv openai3 'openai==3.52.0' 'anthropic==2.11.0' 'langchain-openai==1.7.3' 'cohere==7.3.1'
+venv openai3 'openai==3.57.0' 'anthropic==2.14.0' 'langchain-openai==1.7.4' 'cohere==7.3.1'
 venv openai2 'openai==2.54.0' 'litellm==1.100.0'
 venv openai1 'openai==1.109.1'
 venv llamacpp 'xllamacpp==2026.10.11549' 'gguf==0.19.0'  # llama.cpp's own server, compiled
 [ "${2:-}" = clients ] || venv phoenix 'arize-phoenix==20.26.1'  # a collector of traces
 if command -v npm >/dev/null; then
   node axe 'axe-core@4.14.1'
-  node node 'openai@6.49.0' '@anthropic-ai/sdk@1.12.0' 'ai@6.0.326' '@ai-sdk/openai-compatible@2.0.87'
+  node node 'openai@6.49.0' '@anthropic-ai/sdk@1.14.0' 'ai@6.0.326' '@ai-sdk/openai-compatible@2.0.92'
 fi
 [ "${2:-}" = clients ] && exit 0
 
