@@ -119,7 +119,10 @@ async def get_config(desk: Desk, asked: Asked[Query, Body]) -> ConfigTold:
     referring = loaded.referring()
     rows = [
         SettingInForce(
-            setting=name, value=HIDDEN if path in referring else value, origin=loaded.told_in(path)
+            setting=name,
+            # That a variable is empty is no secret, and why a backend refuses the gateway.
+            value=HIDDEN if path in referring and value is not None else value,
+            origin=loaded.told_in(path),
         )
         for path, name, value in flat(loaded.config)
     ]

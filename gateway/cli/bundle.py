@@ -35,7 +35,8 @@ _ASKED: Final = {
     "metrics.txt": "/metrics",
 }
 _LEFT_OUT: Final = (
-    "The log is left out: the settings are wrong, so which secrets it may hold is not known."
+    "The settings, what the doctor finds, and the log are left out: the settings are wrong, so which secrets"
+    " these may hold is not known."
     " Correct what findings.txt names, or name another file with --config."
 )
 
@@ -73,7 +74,7 @@ def bundle(
         out.write_bytes(packed)
     except OSError as error:
         raise VerbError(f"{out}: {error.strerror}") from error
-    left_out = f" {_LEFT_OUT}" if log is not None and known is None else ""
+    left_out = f" {_LEFT_OUT}" if known is None else ""
     sys.stdout.write(
         f"{out}: {', '.join(parts)} ({len(packed) // 1024 + 1} KiB). Secrets are masked.{left_out}\n"
     )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _GIB: Final = 1 << 30
 _KIB: Final = 1 << 10
-_PARAMETERS: Final = re.compile(r"(\d+(?:\.\d+)?)([KMBT])")
+_PARAMETERS: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kmbtKMBT])")
 _PARAMETER_UNITS: Final = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _SIGNS: Final = {"fits": "●", "tight": "◐", "too_large": "○", "invalid": "○"}
 _HEADS: Final = {
@@ -151,7 +151,7 @@ def _of_numbers(
         "max_position_embeddings": longest,
         **({} if bits == 16 else {"quantization_config": {"bits": bits}}),
     }
-    total = float(count[1]) * _PARAMETER_UNITS[count[2]]
+    total = float(count[1]) * _PARAMETER_UNITS[count[2].upper()]
     return ModelShape.of_config(config, round(total * bits / 8))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -42,6 +43,7 @@ _SIGNS: Final = {
     "starting": ("◌", "."),
     "down": ("○", "x"),
 }
+_NUMBER: Final = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})*(?:\.[0-9]+)?")
 _GAP: Final = "  "
 _LEAST_TEXT: Final = 12  # columns of a text that is cut to fit
 
@@ -53,9 +55,10 @@ def _begins_with_digit(value: object) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a number, a percentage, or not known."""
-    percent = isinstance(value, str) and value.endswith("%")
-    return percent or (isinstance(value, int | float | None) and not isinstance(value, bool))
+    """Whether a value is a number, as `1,234` and `93%` too, or not known."""
+    if isinstance(value, str):
+        return value.endswith("%") or _NUMBER.fullmatch(value) is not None
+    return isinstance(value, int | float | None) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,15 @@ def test_what_is_in_force_is_told_with_its_origin_and_without_secrets(desk):
     assert SECRET not in reply.text
 
 
+def test_a_reference_to_nothing_is_told_as_nothing(desk):
+    """Else `api_key: ***` would hide that the gateway has none."""
+    desk.file.write_text(PLAIN + "redis: ${NO_SUCH_VARIABLE:-}\n")
+    put(desk, "config:reload")
+    rows = {each["setting"]: each for each in read(desk, "config").json()["settings"]}
+    assert rows["redis"]["value"] is None
+    assert rows["redis"]["origin"] == "line 3, ${NO_SUCH_VARIABLE:-}"
+
+
 def test_the_etag_is_of_what_is_in_force(desk):
     seen = read(desk, "config").headers["etag"]
     assert read(desk, "config").headers["etag"] == seen

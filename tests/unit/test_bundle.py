@@ -141,7 +141,7 @@ def test_no_secret_is_in_it_while_the_settings_are_wrong(tmp_path, monkeypatch, 
     for secret in (SECRET, json.dumps(SECRET)[1:-1], "admin-token-of-many-letters", "redis-pass-word"):  # fmt: skip
         assert secret not in everything
     assert "the settings are wrong" in parts["log.txt"]
-    assert "The log is left out" in printed
+    assert "and the log are left out: the settings are wrong" in printed
 
 
 def test_nor_one_that_a_launched_server_gets_in_its_environment(tmp_path):

@@ -987,6 +987,20 @@ def test_money_of_a_few_requests_is_not_told_as_nothing(run, money, told):
     assert out.splitlines()[1].split()[-1] == told
 
 
+def test_numbers_of_usage_stand_below_one_another(run):
+    rows = [
+        {"day": day, **USED, "input_tokens": n}
+        for day, n in (("2026-11-26", 7), ("2026-11-27", 1234))
+    ]
+    with admin({"data": rows}) as (url, _):
+        _, out, _ = run("usage", "--by", "day", "--server", url)
+    assert out.splitlines() == [
+        "DAY         REQUESTS  INPUT  CACHED  OUTPUT  MONEY",
+        "2026-11-26         1      7       0       9      0",
+        "2026-11-27         1  1,234       0       9      0",
+    ]
+
+
 USED = {"requests": 1, "input_tokens": 5, "cached_tokens": 0, "output_tokens": 9, "money": 0.0}
 LISTS = {
     ("usage", "--by", "day,key,model", "-o", "csv"): {

@@ -153,6 +153,19 @@ def test_lora_and_bits_of_weights_count(run):
     assert "--enable-lora" in answer["command"]
 
 
+def test_a_number_of_parameters_may_be_written_in_small_letters(run):
+    capital, small = (
+        run(
+            *["8b" if each == "8B" and letter else each for each in EIGHT_B],
+            "--gpu-memory",
+            "24GiB",
+        )
+        for letter in (False, True)
+    )
+    assert capital == small
+    assert capital[0] == 0
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
