@@ -168,6 +168,8 @@ def check(
     """Report every problem in a settings file. Exit code 3 if it cannot be used."""
     from gateway.config.load import check_file
 
+    if gpu_memory is not None and not fit:
+        raise VerbError("--gpu-memory says what --fit compares with: use both", code=Exit.USAGE)
     file = file or config
     checked = check_file(file)
     findings = list(checked.findings)

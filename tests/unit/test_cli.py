@@ -957,6 +957,12 @@ def test_an_option_that_is_wrong_is_told_before_anything_is_ordered(run, words, 
     assert told in err
 
 
+def test_the_memory_of_a_gpu_is_refused_where_nothing_would_be_compared_with_it(run, file):
+    code, out, err = run("check", file, "--gpu-memory", "24GiB")
+    assert (code, out) == (2, "")
+    assert "--gpu-memory says what --fit compares with: use both" in err
+
+
 @pytest.mark.parametrize(
     ("by", "head"), [("", "REQUESTS"), ("day,,tenant", "DAY         TENANT"), (",", "REQUESTS")]
 )
