@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, get_args, get_origin
@@ -57,6 +56,11 @@ _BOUNDS: Final = {
     "less_than_equal": ("le", "at most"),
 }
 
+_LENGTHS: Final = {
+    "string_too_long": ("max_length", "at most"),
+    "string_too_short": ("min_length", "at least"),
+}
+
 
 def explain(error: ErrorDetails) -> Remark:
     """Turn one validation error into a remark on a path of the file."""
@@ -89,6 +93,8 @@ def explain(error: ErrorDetails) -> Remark:
     if kind == "too_short":
         return Remark(path, "out-of-range", f"{where} needs at least one entry")
     code = kind.replace("_", "-") if kind in _OWN else "bad-value"
+    if kind in _LENGTHS:
+        return Remark(path, code, f"{where} {in_words(error)}")
     return Remark(path, code, f"{where}: {error['msg']}" if where else error["msg"])
 
 
@@ -98,7 +104,7 @@ def in_words(error: ErrorDetails) -> str | None:
     if kind in _WANTED:
         return f"must be {_WANTED[kind]}"
     if kind in _BOUNDS:
-        if isinstance(written := error.get("input"), float) and math.isnan(written):
+        if str(error.get("input")).lower() == "nan":
             return "must be a number"
         bound, words = _BOUNDS[kind]
         return f"must be {words} {str(context[bound]).removesuffix('.0')}"
@@ -106,6 +112,9 @@ def in_words(error: ErrorDetails) -> str | None:
         return f"must be one of {', '.join(_known_values(context))}"
     if kind == OWN_WORDS:
         return error["msg"]
+    if kind in _LENGTHS:
+        bound, words = _LENGTHS[kind]
+        return f"must have {words} {context[bound]} character{'' if context[bound] == 1 else 's'}"
     if kind == "json_invalid":
         return f"is not JSON ({context['error']})"
     return _SIMPLE.get(kind)

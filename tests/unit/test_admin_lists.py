@@ -1,5 +1,6 @@
 """Lists, and what is read of pools and backends."""
 
+import json
 from urllib.parse import quote, urlencode
 
 import pytest
@@ -184,6 +185,7 @@ def test_what_a_change_does_not_know_is_refused(desk):
             "usage?from=2026-11-01",
             "from is not known here. Known are: limit, after, first, last, by, tenant, key, model.",
         ),
+        (f"events?after={'x' * 501}", "after must have at most 500 characters."),
         ("me?verbose=1", "verbose is not known here. Known are: none."),
         ("usage?tenant=a&tenant=b", "The query parameter tenant is given twice."),
     ],
@@ -250,6 +252,7 @@ def test_probes_and_prometheus_may_add_parameters_of_their_own(desk):
         ('{"x": 1}', "x is not known here. Known are: reason, dry_run, pool, for_s"),
         ('{"for_s": 0}', "for_s must be more than 0"),
         ('{"for_s": {}}', "for_s must be a number"),
+        (json.dumps({"reason": "x" * 2001}), "reason must have at most 2000 characters"),
     ],
 )
 def test_what_is_wrong_with_a_body_is_told_in_plain_words(desk, body, told):

@@ -329,6 +329,12 @@ def test_a_key_of_the_pool_that_is_elsewhere_is_led_there():
         ("keys: [a]", "wrong-type", "keys must be a mapping"),
         ("timeouts: {stall: 0s}", "too-small", "must be more than 0"),
         ("traces: {sample: .nan}", "out-of-range", "traces.sample must be a number"),
+        ("traces: {sample: nan}", "out-of-range", "traces.sample must be a number"),
+        (
+            f"prices: {{currency: {'x' * 17}}}",
+            "bad-value",
+            "prices.currency must have at most 16 characters",
+        ),
         ("log: {level: true}", "bad-value", "log.level: `true` is not a known value"),
         ("limits: {max_body: 0B}", "out-of-range", "must be more than 0"),
         ("redis: localhost", "bad-url", "redis://"),
