@@ -39,8 +39,8 @@ class Restartable(Supervised):
 
     async def _called_off(self) -> str:
         """Return what an operator did meanwhile that keeps others from restarting it; empty: nothing."""
-        most, every_s = self.pool.supervision.max_memory, self._timing.every_s
-        seen = await self.observed.see(most, every_s)
+        self.observed.look_no_more()  # what it will see may be of before the drain
+        seen = await self.observed.see(self.pool.supervision.max_memory)
         if seen is not None and seen.state is Runs.ABSENT and not self.launcher.launches:
             return seen.detail or "nothing of it runs any more"
         if self.backend.health.held is not None:

@@ -252,8 +252,10 @@ async def test_what_a_person_stops_at_its_service_manager_during_the_drain_stays
         for name in ("m/b1", "m/b2"):
             await on[name].begin()
         every = managed(slot), managed(on["m/b2"])
-        async with fleet(on, *every, supervision={"restart_every": "1s"}) as world:
+        async with fleet(on, *every) as world:
             async with drained_to_restart(world):
+                world.settings["pools"]["m"]["supervision"]["restart_every"] = "1s"
+                await world.reload()
                 await world.until(lambda: isinstance(world.unit().state, Draining))
                 slot.gone = True
                 await slot.end()
