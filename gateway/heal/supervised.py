@@ -279,7 +279,7 @@ class Supervised:
 
     def waits(self, decision: Wait | Suspend | None) -> None:
         """Take note of why nothing is done about it, and of when it will serve if time alone ends that."""
-        if self.decision is not None and decision is None:
+        if self.decision is not None and decision is None and isinstance(self.state, Serving):
             self.observed.trouble = ""  # nothing calls for a restart any more, or one begins
         self.decision, state, ready_at = decision, self.state, None
         if not isinstance(state, Failed) or not state.examined:
