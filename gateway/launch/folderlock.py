@@ -42,15 +42,17 @@ class FolderLock:
     async def _take(self) -> None:
         if self._handle is not None:
             return
-        with contextlib.suppress(OSError):  # why it cannot be written is told by `launch.disk`
+        # Why nothing can be written there is told by `launch.disk`.
+        with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            opened.callback(os.close, handle)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 self._warn(os.pread(handle, _MOST_BYTES, 0).decode(errors="replace").strip())
-                os.close(handle)
                 return
+            opened.pop_all()
             self._handle, self.other = handle, ""
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)

@@ -74,3 +74,18 @@ def test_a_folder_that_cannot_be_written_is_told_elsewhere(tmp_path, caplog):
 
     asyncio.run(story())
     assert not caplog.records
+
+
+def test_a_try_that_fails_leaves_no_descriptor_open(tmp_path):
+    os.mkfifo(tmp_path / "gateway.lock")  # can be locked, and not read from a place
+    first, second = FolderLock(tmp_path), FolderLock(tmp_path)
+
+    async def story():
+        async with holds(first):
+            before = len(os.listdir("/proc/self/fd"))
+            for _ in range(3):
+                async with holds(second):
+                    pass
+            assert len(os.listdir("/proc/self/fd")) == before
+
+    asyncio.run(story())
