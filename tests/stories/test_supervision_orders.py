@@ -838,30 +838,6 @@ async def test_two_gateways_restart_an_incarnation_once():
             assert len(told) == 3
 
 
-@story
-async def test_a_gateway_that_shares_the_state_folder_of_another_one_says_so(tmp_path):
-    async with machine() as on:
-        for name in ("m/b1", "m/b2"):
-            await on[name].begin()
-        backends = managed(on["m/b1"]), managed(on["m/b2"])
-        folders = [tmp_path / each for each in ("one", "other")]
-        for each in folders:
-            each.mkdir()
-        state = {"extra": {"state": str(tmp_path / "state")}}
-        async with (
-            fleet(on, *backends, folder=folders[0], **state) as one,
-            fleet(on, *backends, folder=folders[1], **state) as other,
-        ):
-            await other.until(lambda: other.process.disk.lock.other)
-            assert one.process.disk.lock.other == ""
-            told = [
-                [p for p in (await each.admin("GET", "/admin/v1/overview")).json()["problems"]]
-                for each in (one, other)
-            ]
-            assert [[p["kind"] for p in each] for each in told] == [[], ["state_shared"]]
-            assert f"{tmp_path / 'state'} is used by another gateway" in told[1][0]["sentence"]
-
-
 @contextlib.asynccontextmanager
 async def crash_loop(on):
     """Two gateways that share a store; the first leads, and has suspended b1. Closing `first` ends it."""
