@@ -22,7 +22,7 @@ node() { # node NAME PACKAGE...
 }
 
 venv openai3 'openai==3.57.0' 'anthropic==2.14.0' 'langchain-openai==1.7.4' 'cohere==7.3.1'
-venv openai2 'openai==2.54.0' 'litellm==1.100.0'
+venv openai2 'openai==2.54.0' 'litellm==1.110.2'
 venv openai1 'openai==1.109.1'
 venv llamacpp 'xllamacpp==2026.10.11549' 'gguf==0.19.0'  # llama.cpp's own server, compiled
 [ "${2:-}" = clients ] || venv phoenix 'arize-phoenix==20.26.1'  # a collector of traces

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import os
 import sys
 import time
 import urllib.request
 
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it asks GitHub for prices, three times
 import litellm
 
 url, key, model, sim = sys.argv[1:5]
