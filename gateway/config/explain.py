@@ -104,7 +104,7 @@ def in_words(error: ErrorDetails) -> str | None:
     if kind in _WANTED:
         return f"must be {_WANTED[kind]}"
     if kind in _BOUNDS:
-        if str(error.get("input")).lower() == "nan":
+        if str(error.get("input")).strip().lstrip("+-").lower() == "nan":
             return "must be a number"
         bound, words = _BOUNDS[kind]
         return f"must be {words} {str(context[bound]).removesuffix('.0')}"

@@ -330,6 +330,8 @@ def test_a_key_of_the_pool_that_is_elsewhere_is_led_there():
         ("timeouts: {stall: 0s}", "too-small", "must be more than 0"),
         ("traces: {sample: .nan}", "out-of-range", "traces.sample must be a number"),
         ("traces: {sample: nan}", "out-of-range", "traces.sample must be a number"),
+        ("traces: {sample: -NaN}", "out-of-range", "traces.sample must be a number"),
+        ("traces: {sample: ' +nan '}", "out-of-range", "traces.sample must be a number"),
         (
             f"prices: {{currency: {'x' * 17}}}",
             "bad-value",
