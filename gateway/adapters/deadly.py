@@ -27,8 +27,8 @@ log = logging.getLogger("gateway.adapters")
 DEATHS: Final = 2
 _KEPT_S: Final = 86400.0
 _DIES_WITHIN_S: Final = 5.0
-# In these phases a server does not answer anyway, so only its end counts.
-_NOT_PROBED: Final = frozenset({Phase.DRAINING, Phase.STOPPED, Phase.STARTING})
+# A server that is stopped, or restarted after a drain, does not answer either, so here only its end counts.
+_NO_PROOF: Final = frozenset({Phase.DRAINING, Phase.STOPPED, Phase.STARTING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Deadly:
             if (failed := self._failed.get(each.id)) is None:
                 continue
             probed, why = each.health.probed_at >= failed.at, each.health.probe_failure
-            if probed and why in DEAD and each.phase not in _NOT_PROBED:
+            if probed and why in DEAD and each.phase not in _NO_PROOF:
                 self.ended(each.id)
             elif (probed and not why) or self.clock.now() - failed.at > _DIES_WITHIN_S:
                 del self._failed[each.id]

@@ -54,9 +54,10 @@ def bundle(
 ) -> None:
     """Pack what a bug report needs: settings, status, events, requests, reloads, metrics, versions, the log's end.
 
-    With what `vllm-gateway doctor` finds, which asks each backend. Prompts are in none of it. Secrets are masked; one
-    of less than four characters only where it looks like a secret, as in `api_key=abc`. Look into it before you send
-    it. The log and the doctor's findings are left out while the settings are wrong.
+    With what `vllm-gateway doctor` finds, which asks each backend. Prompts are in none of it. Secrets are masked; a
+    short word only where it stands alone, and one of less than four characters only where it looks like a secret, as in
+    `api_key=abc`. Look into it before you send it. The log and the doctor's findings are left out while the settings
+    are wrong.
     """
     from gateway.cli.doctor.running import whom_to_ask
 
