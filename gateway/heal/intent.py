@@ -122,6 +122,12 @@ class Intent:
         """What was ordered here of automatic restarts, by pool; the empty name stands for all."""
         return self._kept.holds
 
+    def holds_now(self, pool: str) -> bool:
+        """Whether a hold of a pool, or of all, that was ordered here lasts; the store may tell of it later."""
+        found = (self._kept.holds.get(of) for of in (_ALL, pool))
+        wall = self.clock.wall()
+        return any(each and (each.until is None or each.until > wall) for each in found)
+
     def why_held(self, pool: str | None) -> str:
         """Return why restarts of a pool, or (None) of all, are on hold; empty where nobody said, or not here."""
         hold = self._kept.holds.get(pool or _ALL)

@@ -73,7 +73,7 @@ class Supervisor:
             *(table, clock, store, self.events, self.overrides),
             *(UsualTimes(config.state), HeldAdapters(config.state), autopsy, timing, self.names),
             came_to=self._came_to,
-            on_hold=lambda pool: self.held()[pool],
+            on_hold=lambda pool: self.held()[pool] or self.intent.holds_now(pool),
         )
         self.fleet = Fleet(shared, make_launcher)
         self._leases = Leases(store, clock)

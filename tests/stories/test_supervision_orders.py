@@ -244,6 +244,18 @@ async def test_an_operators_order_calls_an_automatic_restart_off_that_is_still_d
             await world.serves()
 
 
+@pytest.mark.parametrize("pool", [None, "m"])
+@story
+async def test_a_hold_calls_a_restart_off_from_the_moment_of_its_answer(pool):
+    async with machine() as on, fleet(on, *two(on)) as world:
+        shared, scope = world.process.supervisor.fleet.shared, {"pool": pool}
+        assert not shared.on_hold("m")
+        held = await world.admin("POST", "/admin/v1/restarts:hold", {**scope, "for_s": 3600})
+        assert (held.is_success, shared.on_hold("m")) == (True, True)
+        assert (await world.admin("POST", "/admin/v1/restarts:lift", scope)).is_success
+        await world.until(lambda: not shared.on_hold("m"))
+
+
 @story
 async def test_what_a_person_stops_at_its_service_manager_during_the_drain_stays_stopped():
     async with machine() as on:
