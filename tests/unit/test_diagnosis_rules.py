@@ -101,6 +101,17 @@ def test_a_node_whose_share_the_worker_fills_is_to_give_it_more():
     assert (raised.flag, raised.value) == ("--gpu-memory-utilization", "0.26")
 
 
+@pytest.mark.parametrize("least", ["0.95", "1.04"])
+def test_a_node_that_the_worker_fills_gets_no_share_that_would_not_be_enough(least):
+    error = (
+        "ValueError: The worker already uses 60.2 GiB (model weights and runtime), more than the 57.0 GiB of CPU "
+        "memory reserved for it on node 0, leaving none for the KV cache. To resolve: increase "
+        f"`--gpu-memory-utilization` to more than {least}, or set the KV cache size explicitly"
+    )
+    found = diagnose(START + f"ERROR 11-21 10:09:40 [core.py:1] {error}\n")
+    assert [each.flag for each in found.remedies] == ["VLLM_CPU_KVCACHE_SPACE"]
+
+
 def test_errors_of_starting_up_do_not_explain_a_death_while_serving():
     found = diagnose(START + UP + "ValueError: Tokenizer class X does not exist\n" + DEAD)
     assert found.kind is Kind.ENGINE_DEAD

@@ -212,13 +212,13 @@ def _node_cache(found: Found) -> tuple[Advice, ...]:
 
 
 def _more_of_node(found: Found) -> tuple[Advice, ...]:
-    least = found.number("least")
+    least, flag = found.number("least"), "--gpu-memory-utilization"
+    size = Advice("VLLM_CPU_KVCACHE_SPACE", None, "the cache's size in GiB, whatever that leaves")
+    if least is not None and least >= MOST_UTILIZATION:
+        return (size,)  # no share that is offered has room
     value = f"{min(MOST_UTILIZATION, least + 0.05):.2f}" if least else None
-    flag, why = "--gpu-memory-utilization", "room for a cache beside the worker"
-    return (
-        Advice(flag, value, why, Remedy.ADJUST_GPU_MEMORY_UTILIZATION),
-        Advice("VLLM_CPU_KVCACHE_SPACE", None, "or the cache's size in GiB, whatever that leaves"),
-    )
+    why, action = "room for a cache beside the worker", Remedy.ADJUST_GPU_MEMORY_UTILIZATION
+    return (Advice(flag, value, why, action), size)
 
 
 def _oom(found: Found) -> tuple[Advice, ...]:
