@@ -4,7 +4,7 @@ vLLM looks at the template's syntax tree (0.32, renderers/hf.py, content format 
 that loops over the content of a message gets parts, any other gets text. The same question is
 answered here by the same signs: a loop over `message.content` (or `message["content"]`), over a
 macro's parameter that is called with it, or over a plain variable `content`. Where a template keeps
-its messages in a namespace, 0.32 hands over text, and 0.33 looks on behind it.
+its messages in a namespace or unpacks them, 0.32 hands over text, and 0.33 looks on behind it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _message_names(tree: nodes.Template) -> set[str]:
         for assign in tree.find_all(nodes.Assign):
             if _leads_to(assign.node, name):
                 if not isinstance(assign.target, nodes.Name):
-                    raise _Differs if isinstance(assign.target, nodes.NSRef) else _Unreadable
+                    raise _Differs
                 if assign.target.name not in lists:
                     lists.add(assign.target.name)
                     unseen.append(assign.target.name)
