@@ -3,8 +3,8 @@
 vLLM looks at the template's syntax tree (0.32, renderers/hf.py, content format `auto`): a template
 that loops over the content of a message gets parts, any other gets text. The same question is
 answered here by the same signs: a loop over `message.content` (or `message["content"]`), over a
-macro's parameter that is called with it, or over a plain variable `content`. Where a template keeps
-its messages in a namespace or unpacks them, 0.32 hands over text, and 0.33 looks on behind it.
+macro's parameter that is called with it, or over a plain variable `content`. Only 0.33 follows messages
+into a namespace. Where a template assigns them to an attribute, or unpacks them, 0.32 gives up.
 """
 
 from __future__ import annotations
@@ -14,24 +14,22 @@ from jinja2 import nodes
 
 def loops_over_parts(tree: nodes.Template) -> tuple[bool, ...]:
     """Return whether the template loops over the parts of a content; both, where that depends on the release."""
-    try:
-        return (_loops(tree),)
-    except _Unreadable:
-        return (False,)
-    except _Differs:
-        return (False, True)
+    return tuple({_is_seen_to_loop(tree, newer=newer) for newer in (False, True)})
 
 
 class _Unreadable(Exception):
-    """A form that vLLM gives up on too, and then hands over text."""
+    """A form that vLLM gives up on, and then hands over text."""
 
 
-class _Differs(Exception):
-    """A form that vLLM gives up on before 0.33, and follows since."""
+def _is_seen_to_loop(tree: nodes.Template, *, newer: bool) -> bool:
+    try:
+        return _loops(tree, newer=newer)
+    except _Unreadable:
+        return False
 
 
-def _loops(tree: nodes.Template) -> bool:
-    messages = _message_names(tree)
+def _loops(tree: nodes.Template, *, newer: bool) -> bool:
+    messages = _message_names(tree, newer=newer)
     in_macros: dict[int, set[str]] = {}
     for macro in tree.find_all(nodes.Macro):
         given = _given_contents(tree, macro, messages)
@@ -46,20 +44,15 @@ def _loops(tree: nodes.Template) -> bool:
     return False
 
 
-def _message_names(tree: nodes.Template) -> set[str]:
+def _message_names(tree: nodes.Template, *, newer: bool) -> set[str]:
     """Return the loop variables that hold one message."""
     lists, unseen = {"messages"}, ["messages"]
     while unseen:
         name = unseen.pop()
         for assign in tree.find_all(nodes.Assign):
-            if _leads_to(assign.node, name):
-                if not isinstance(assign.target, nodes.Name):
-                    raise _Differs
-                if assign.target.name not in lists:
-                    lists.add(assign.target.name)
-                    unseen.append(assign.target.name)
-    if _has_namespace_of(tree, lists):
-        raise _Differs
+            new = _assigned(assign, name, newer=newer) - lists
+            lists |= new
+            unseen.extend(new)
     names = set()
     for loop in tree.find_all(nodes.For):
         if any(_leads_to(loop.iter, name) for name in lists) and _named(loop):
@@ -67,15 +60,20 @@ def _message_names(tree: nodes.Template) -> set[str]:
     return names
 
 
-def _has_namespace_of(tree: nodes.Template, lists: set[str]) -> bool:
-    """Whether one of these lists of messages is kept in a new namespace."""
-    return any(
-        _leads_to(each.value, name)
-        for call in tree.find_all(nodes.Call)
-        if isinstance(call.node, nodes.Name) and call.node.name == "namespace"
-        for each in call.kwargs
-        for name in lists
-    )
+def _assigned(assign: nodes.Assign, name: str, *, newer: bool) -> set[str]:
+    """Return the names that get a list of messages; one in a namespace has a dot, and only 0.33 follows it."""
+    target, value = assign.target, assign.node
+    if _leads_to(value, name):
+        if isinstance(target, nodes.Name):
+            return {target.name}
+        if not newer:
+            raise _Unreadable
+        return {f"{target.name}.{target.attr}"} if isinstance(target, nodes.NSRef) else set()
+    if newer and isinstance(target, nodes.Name) and isinstance(value, nodes.Call):
+        of_namespace = isinstance(value.node, nodes.Name) and value.node.name == "namespace"
+        kept = [each.key for each in value.kwargs if of_namespace and _leads_to(each.value, name)]
+        return {f"{target.name}.{each}" for each in kept}
+    return set()
 
 
 def _given_contents(tree: nodes.Template, macro: nodes.Macro, messages: set[str]) -> set[str]:
@@ -111,6 +109,9 @@ def _leads_to(node: nodes.Node | None, name: str, key: str | None = None) -> boo
         elif not isinstance(node, nodes.Getattr) or node.attr != key:
             return False
         node = node.node
+    space, _, attribute = name.rpartition(".")
+    if space and isinstance(node, nodes.Getattr) and node.attr == attribute:
+        node, name = node.node, space
     return isinstance(node, nodes.Name) and node.ctx == "load" and node.name == name
 
 

@@ -48,6 +48,17 @@ def test_messages_that_are_unpacked_are_counted_where_all_releases_hand_over_the
         rendered("{% set one, two = messages %}" + loops, *[{"role": "user", "content": "abc"}] * 2)
 
 
+@pytest.mark.parametrize(
+    "kept", ["n = namespace(last=messages | length)", "n = namespace(all=messages)"]
+)
+def test_a_namespace_with_messages_that_no_loop_goes_through_changes_nothing(kept):
+    for source, text in (
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "hi"),
+        (LOOPS[0], "[hi]"),
+    ):
+        assert rendered(f"{{% set {kept} %}}{source}", USER) == text
+
+
 def test_parts_are_joined_for_a_template_that_takes_text():
     assert rendered(PLAIN, {"role": "user", "content": parts("a", "b")}) == "<user>a\nb"
 
