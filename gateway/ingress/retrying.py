@@ -195,7 +195,7 @@ class Retrying:
             return True
         if isinstance(error, RequestForgotten | BackendStopping | AdapterLost):
             return True
-        ended = error.message in _ENDED
+        ended = not backend.plain and error.message in _ENDED
         fingerprint = await self.lost(down, record, backend, error.ending)
         if fingerprint is None:
             return ended
@@ -217,7 +217,7 @@ class Retrying:
         if not _repeatable(down):
             return
         fault = upstream_fault(reply.status, reply.body or b"", ask.call.dialect)
-        says_so = fault.message in _ENDED
+        says_so = not backend.plain and fault.message in _ENDED
         if says_so or (fingerprint is not None and await self._deaths.died(fingerprint, record)):
             failed_at(ask, backend)
             if await self._deaths.can_go_on(ask, backend, slot, sent=True):

@@ -335,7 +335,7 @@ def _as_error(fault: Fault | None, *, in_order: bool) -> GatewayError:
     """Return the error whose status a client gets for a stream that failed before its first byte."""
     if fault is None:
         return BackendBroke("the backend ended the stream before it began")
-    if fault.status == 503:
+    if fault.status in (429, 503):
         return EngineFull(fault.message)
     if fault.status < 500:
         return RequestError(fault.message, code=fault.code, param=fault.param)

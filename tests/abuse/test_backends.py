@@ -158,6 +158,16 @@ def test_a_reply_that_names_another_request_is_given_to_nobody(stream):
     check()
 
 
+@story
+async def test_a_stream_that_begins_with_a_refusal_for_too_many_requests_is_no_fault_of_its_client():
+    error = {"error": {"type": "rate_limit_error", "message": "Too many requests."}}
+    refusal = reply("200 OK", "text/event-stream", f"data: {json.dumps(error)}\n\n".encode())
+    async with scripted(lambda _: refusal) as backend, front_of(backend) as world:
+        async with raw(world) as client:
+            await client.send(ask(world, stream=True))
+            assert (await client.reply()).status == 503
+
+
 # --- ids --------------------------------------------------------------------------------------------
 
 

@@ -233,6 +233,18 @@ async def test_what_an_engine_that_has_ended_had_is_answered_by_another_server_w
 
 
 @story
+async def test_what_another_engine_than_vllm_says_so_is_no_proof_that_it_has_ended():
+    backends = "[{url: '<0>', engine: openai}, {url: '<1>', engine: openai}]"
+    sims = [replace(FAST, version="0.33.0")] * 2
+    async with gateway(*sims, pools=f"pools: {{m: {{backends: {backends}}}}}") as world:
+        for sim in world.sims:
+            sim.inject("error_frame_after:0@3")
+        statuses = [(await world.chat(max_tokens=3)).status_code for _ in range(5)]
+        assert 500 <= max(statuses) <= 502
+        assert await retries(world, "elsewhere") is None
+
+
+@story
 async def test_what_a_server_that_lives_has_broken_off_is_not_sent_again():
     """It may still work on it."""
     async with gateway(FAST, FAST) as world:
