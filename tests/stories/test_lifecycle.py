@@ -11,6 +11,8 @@ import pytest
 
 from gateway.app import build, handle_signals
 from gateway.config.load import load_config
+from gateway.core.aio import start
+from gateway.launch.folderlock import FolderLock
 from gateway.observe.outlet import Outlet
 from gateway.process import reload
 from gateway.sim.server import SimConfig, SimServer
@@ -279,6 +281,21 @@ async def test_a_broken_keys_file_keeps_the_keys_before_it(text, caplog):
         await world.until(lambda: not world.process.keys_trouble)
         assert (await world.http.get(overview)).json()["problems"] == []
     assert [each.event for each in caplog.records if each.levelname == "ERROR"] == ["keys_invalid"]
+
+
+@story
+async def test_a_state_folder_that_another_gateway_uses_is_a_problem(tmp_path):
+    other = start(FolderLock(tmp_path).hold(), name="the other gateway")
+    try:
+        async with gateway(FAST, extra=f"state: '{tmp_path}'") as world:
+            await world.until(lambda: world.process.disk.lock.other)
+            told = await world.http.get(world.admin_url + "/admin/v1/overview")
+            (problem,) = told.json()["problems"]
+            assert problem["kind"] == "state_shared"
+            assert f"{tmp_path} is used by another gateway" in problem["sentence"]
+    finally:
+        other.cancel()
+        await asyncio.wait([other])
 
 
 @story
