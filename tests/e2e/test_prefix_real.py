@@ -170,6 +170,8 @@ def begin(world, talks, *, without):
     play(world, talks, 1)
     order(world, f"backends/tiny/{without}:undrain")
     wait_until(lambda: states(world) == ["ready", "ready"], 60, "both serve")
+    # What the last scrape saw counts for a second: who begins meanwhile goes to the one that rested.
+    wait_until(lambda: told(world, "running") == [0, 0], 60, "both are known to be idle")
 
 
 def order(world, path):
@@ -271,14 +273,16 @@ def test_what_an_engine_held_is_forgotten_when_it_starts_anew(engines, tmp_path)
         begin(world, talks, without="b1")
         before = [each.read() for each in engines]
         play(world, talks, 1, clients=1)
-        assert [each.read() > then for each, then in zip(engines, before, strict=True)] == [False, True]  # fmt: skip
+        strays, stays = (each.read() - then for each, then in zip(engines, before, strict=True))
+        assert strays == 0 < stays
         engines[1].stop()
         wait_until(lambda: states(world)[1] != "ready", 60, "it is out of rotation")
         engines[1].start(tmp_path)
         wait_until(engines[1].ready, 240, "vLLM serves again")
         wait_until(lambda: states(world) == ["ready", "ready"], 60, "both serve")
+        then = engines[0].read()
         play(world, talks, 1, clients=1)
-        assert engines[0].read() > before[0]  # nothing keeps them at the other
+        assert engines[0].read() - then > stays / 4  # nothing keeps them at the other
 
 
 def test_adapters_and_salts_have_caches_of_their_own_and_are_found_there(engines, tmp_path):
