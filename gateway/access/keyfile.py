@@ -251,11 +251,8 @@ def _load(path: Path) -> Any:
         where = f"{path}:{told.place.line}:{told.place.column}"
         hint = f"; {told.hint}" if told.hint else ""
         raise ConfigError([f"{where}: error: {told.message}{hint}"]) from error
-    except (
-        ValueError,
-        LookupError,
-        AttributeError,
-    ) as error:  # a value that is not as its tag says
+    except (ValueError, LookupError, AttributeError) as error:
+        # A value is not as its tag says.
         raise ConfigError([f"{path}: error: not YAML: {error}"]) from error
 
 

@@ -48,9 +48,8 @@ class Deadly:
     memory: Memory
     clock: Clock
     _failed: dict[str, _Failed] = field(default_factory=dict)  # by backend
-    _ended_at: dict[str, float] = field(
-        default_factory=dict
-    )  # by backend; no load is the cause yet
+    # By backend, while no load is known to be the cause.
+    _ended_at: dict[str, float] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         """Whether anything is held against any adapter."""

@@ -32,26 +32,18 @@ class Between:
     ) -> CoreSchema:
         """Return how the number is read, with the bounds that the API document tells."""
         bounds: dict[str, Any] = {"ge": self.least, "le": self.most}
-        if kind is int:
-            inner: CoreSchema = core_schema.int_schema(**bounds)
-            return core_schema.no_info_before_validator_function(self._whole, inner)
-        inner = core_schema.float_schema(**bounds)
-        return core_schema.no_info_before_validator_function(self._decimal, inner)
+        whole = kind is int
+        inner = core_schema.int_schema(**bounds) if whole else core_schema.float_schema(**bounds)
+        written, what, example = (
+            (_WHOLE, "a whole number", "") if whole else (_DECIMAL, "a number", ", such as 12.5")
+        )
+        unfit = f"must be {what} from {self.least} to {self.most}, written in digits{example}"
 
-    def _whole(self, value: object) -> object:
-        if not isinstance(value, str):
-            return value
-        if _WHOLE.fullmatch(value) and self.least <= int(value) <= self.most:
-            return int(value)
-        raise self._unfit("a whole number", "")
+        def read(value: object) -> object:
+            if not isinstance(value, str):
+                return value
+            if written.fullmatch(value) and self.least <= (number := kind(value)) <= self.most:
+                return number
+            raise PydanticCustomError(OWN_WORDS, unfit)
 
-    def _decimal(self, value: object) -> object:
-        if not isinstance(value, str):
-            return value
-        if _DECIMAL.fullmatch(value) and self.least <= float(value) <= self.most:
-            return float(value)
-        raise self._unfit("a number", ", such as 12.5")
-
-    def _unfit(self, what: str, example: str) -> PydanticCustomError:
-        told = f"must be {what} from {self.least} to {self.most}, written in digits{example}"
-        return PydanticCustomError(OWN_WORDS, told)
+        return core_schema.no_info_before_validator_function(read, inner)

@@ -194,9 +194,8 @@ def _tail(file: Path) -> str:
     try:
         with file.open("rb") as lines:
             start = lines.seek(max(0, file.stat().st_size - _TAIL_BYTES))
-            if (
-                start
-            ):  # in the middle of a line, and maybe of a secret, which could not be told any more
+            # In the middle of a line, and maybe of a secret: its rest would not be known for one.
+            if start:
                 lines.readline()
             return lines.read().decode("utf-8", "replace")
     except OSError as error:

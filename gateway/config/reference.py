@@ -50,9 +50,8 @@ class _Pages:
 
     known: Mapping[str, Schema]  # the sections by name
     ahead: list[tuple[str, Schema]] = field(default_factory=list)  # path and section
-    seen: dict[str, str] = field(
-        default_factory=dict
-    )  # name of a section -> the path that describes it
+    # The name of a section, and the path that describes it.
+    seen: dict[str, str] = field(default_factory=dict)
 
     def section(self, path: str, schema: Schema) -> Iterator[str]:
         yield f"## {path or 'At the top of the file'}"

@@ -52,9 +52,8 @@ def diff(old: Config, new: Config, *, started: Config | None = None) -> tuple[st
     with and still has of those settings; from `old` when it is not given.
     """
     since_start = dict(_changes(started or old, new, skip={"pools"}))
-    if (
-        started or old
-    ).keys is None and new.keys is not None:  # the process read no settings of keys
+    # Then the process has read no settings of keys.
+    if (started or old).keys is None and new.keys is not None:
         since_start |= dict(_changes(KeysConfig(), new.keys, prefix="keys."))
     restart = {name: change for name, change in since_start.items() if _needs_restart(name)}
     settings = dict(_changes(old, new, skip={"pools"}))

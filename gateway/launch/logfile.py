@@ -86,9 +86,7 @@ class LogFile:
                 return False
             try:
                 self._rotate()
-            except (
-                OSError
-            ):  # such as a full disk: try again once the file has grown by as much again
+            except OSError:  # the disk is full, say: try again once it has grown by as much again
                 self._rotate_at = self.size + self._rotate_bytes
                 return False
             self._rotate_at = self._rotate_bytes

@@ -36,9 +36,8 @@ BACKEND_COLUMNS: Final = (
     "phase", "kv", "running", "waiting", "in_flight", "ttft_p50_s", "ttft_p95_s", "tokens",
 )  # fmt: skip
 PHASES: Final = tuple(Phase)
-_SLOTS: Final = (
-    BUCKETS + 1
-)  # the next bucket may end while the hour is written out, in several turns
+# The next bucket may end while the hour is written out, in several turns.
+_SLOTS: Final = BUCKETS + 1
 _MOST_TRACKS: Final = 500
 _MOST_CALLERS: Final = 200  # of one bucket
 _NONE: Final = math.nan

@@ -248,9 +248,8 @@ def _part(part: Mapping[str, Raw], path: str, facts: Found, depth: int) -> bool:
             _added_tool(raw, place, facts)
         else:
             plain = _inner(name, raw, place, facts, depth) and plain
-    if (
-        not plain and facts.media == media
-    ):  # media inside it were counted, without the text beside them
+    # Media inside it were counted, without the text beside them.
+    if not plain and facts.media == media:
         facts.add_medium(part)
     return plain
 

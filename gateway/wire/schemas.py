@@ -218,9 +218,8 @@ def grammar_facts(raw: Raw, path: str, facts: list[Fact]) -> None:
         try:
             value = _VALUE.decode(value)
         except (msgspec.DecodeError, RecursionError):
-            if path.endswith(
-                ".structural_tag"
-            ):  # Python's json reads more than JSON: NaN, half characters
+            # Python's json reads more than JSON: NaN, half characters.
+            if path.endswith(".structural_tag"):
                 raise RequestError(
                     f"`{path}` is not valid JSON.", param=path, code="invalid_json_schema"
                 ) from None
