@@ -10,7 +10,7 @@ from gateway.sim.config import SimConfig
 from gateway.sim.errors import SimError, bad_value, invalid, missing, unknown_model
 from gateway.sim.http import Received
 from gateway.sim.messages import chat_of_message, check_order, effort_of
-from gateway.sim.steering import Control, parse_control
+from gateway.sim.steering import Control, parse_control, tool_of
 from gateway.sim.text import BEGIN, begun_in, detokenize, render_chat, tokenize
 
 CHAT: Final = "/v1/chat/completions"
@@ -133,7 +133,7 @@ def parse_ask(path: str, body: dict[str, Any], config: SimConfig, adapters: list
     options = stream_options or {}
     stop = body.get("stop", body.get("stop_sequences")) or ()
     control = parse_control(text if given is None else detokenize(given))
-    tool, forced = _tool(body, text, control)
+    tool, forced = tool_of(body, text, control)
     return Ask(
         path=path,
         model=str(body.get("model") or config.model),
@@ -324,20 +324,3 @@ def _texts(messages: list[Any]) -> list[str]:
             if isinstance(text, str):
                 found.append(text)
     return found
-
-
-def _tool(body: dict[str, Any], text: str, control: Control) -> tuple[str | None, bool]:
-    """Return the function to call (the first, or the one that is named), and whether it is forced.
-
-    With `auto` the model calls it when the prompt has the word "tool", or steers so.
-    """
-    tools = body.get("tools") or ()
-    choice = body.get("tool_choice", "auto")
-    names = [(tool.get("function") or tool).get("name") for tool in tools]
-    if not names or choice == "none" or (isinstance(choice, dict) and choice.get("type") == "none"):
-        return None, False
-    if isinstance(choice, dict) and choice.get("type") in ("function", "tool"):
-        return str((choice.get("function") or choice).get("name")), True
-    required = choice == "required" or (isinstance(choice, dict) and choice.get("type") == "any")
-    calls = required or "tool" in text or control.call_at is not None
-    return (str(names[0]), False) if calls else (None, False)

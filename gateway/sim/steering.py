@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from gateway.sim.errors import SimError
 
@@ -36,6 +36,38 @@ def parse_control(text: str) -> Control:
         itl_s=parse_duration(pairs["itl"]) if "itl" in pairs else None,
         ttft_s=parse_duration(pairs["ttft"]) if "ttft" in pairs else None,
         call_at=_count(pairs["call"]) if "call" in pairs else None,
+    )
+
+
+def tool_of(body: dict[str, Any], text: str, control: Control) -> tuple[str | None, bool]:
+    """Return the function to call (the first, or the one that is named), and whether it is forced.
+
+    With `auto` the model calls it when the prompt has the word "tool", or steers so. It answers in words
+    once it has what a tool returned: an agent's loop ends.
+    """
+    tools = body.get("tools") or ()
+    choice = body.get("tool_choice", "auto")
+    names = [(tool.get("function") or tool).get("name") for tool in tools]
+    if not names or choice == "none" or (isinstance(choice, dict) and choice.get("type") == "none"):
+        return None, False
+    if isinstance(choice, dict) and choice.get("type") in ("function", "tool"):
+        return str((choice.get("function") or choice).get("name")), True
+    required = choice == "required" or (isinstance(choice, dict) and choice.get("type") == "any")
+    wanted = ("tool" in text or control.call_at is not None) and not _ends_with_result(body)
+    return (str(names[0]), False) if required or wanted else (None, False)
+
+
+def _ends_with_result(body: dict[str, Any]) -> bool:
+    """Whether the conversation ends with what a tool returned: of a chat, of Responses or of Messages."""
+    said = body.get("messages", body.get("input"))
+    last = said[-1] if isinstance(said, list) and said else None
+    if not isinstance(last, dict):
+        return False
+    if last.get("role") == "tool" or last.get("type") == "function_call_output":
+        return True
+    parts = last.get("content")
+    return isinstance(parts, list) and any(
+        isinstance(part, dict) and part.get("type") == "tool_result" for part in parts
     )
 
 

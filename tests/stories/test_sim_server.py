@@ -230,6 +230,37 @@ async def test_the_word_tool_makes_it_call_one(sim, http):
 
 
 @story
+async def test_it_answers_in_words_once_it_has_what_a_tool_returned(sim, http):
+    """So an agent's loop ends."""
+    said = ask("use a tool", tools=[TOOL])
+    call = (await http.post(CHAT, json=said)).json()["choices"][0]["message"]
+    result = {"role": "tool", "tool_call_id": call["tool_calls"][0]["id"], "content": "a tool: 7"}
+    said["messages"] += [call, result]
+    assert (await http.post(CHAT, json=said)).json()["choices"][0]["finish_reason"] == "stop"
+    said["messages"].append({"role": "user", "content": "use it again"})
+    again = (await http.post(CHAT, json=said)).json()["choices"][0]
+    assert again["finish_reason"] == "tool_calls"
+
+    said = ask("use a tool", tools=[{"name": "look", "input_schema": {}}], max_tokens=99)
+    content = (await http.post("/v1/messages", json=said)).json()["content"]
+    result = {"type": "tool_result", "tool_use_id": content[0]["id"], "content": "a tool: 7"}
+    said["messages"] += [
+        {"role": "assistant", "content": content},
+        {"role": "user", "content": [result]},
+    ]
+    replied = (await http.post("/v1/messages", json=said)).json()
+    assert [each["type"] for each in replied["content"]] == ["text"]
+
+    items = [{"role": "user", "content": "use a tool"}]
+    said = {"model": "m", "input": items, "tools": [TOOL["function"] | {"type": "function"}]}
+    output = (await http.post("/v1/responses", json=said)).json()["output"]
+    result = {"type": "function_call_output", "call_id": output[0]["call_id"], "output": "a tool"}
+    items += [*output, result]
+    replied = (await http.post("/v1/responses", json=said)).json()
+    assert [each["type"] for each in replied["output"]] == ["message"]
+
+
+@story
 async def test_responses_are_events_in_sequence(sim, http):
     body = {"model": "m", "input": "hello", "stream": True, "max_output_tokens": 2}
     text = (await http.post("/v1/responses", json=body)).text
