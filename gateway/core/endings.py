@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Final
 
@@ -33,6 +33,23 @@ class Ending(Enum):
 
     __hash__ = object.__hash__  # members are single objects; Enum's own hash is a call into Python
 
+
+FAILED: Final[Mapping[Ending, str]] = {  # what an operator is told: "it ..."
+    Ending.CONNECT: "could not be reached",
+    Ending.OURS: "was not reached: the gateway's machine had no port, file descriptor or memory left",
+    Ending.BROKE: "broke off before the first byte, or answered what is no reply",
+    Ending.HTTP_5XX: "answered with a server error",
+    Ending.TIMEOUT: "was silent for too long",
+    Ending.FORGOTTEN: "worked on others, and had forgotten it",
+    Ending.STREAM: "broke off, stalled or told an error in the middle of the stream",
+    Ending.MISDIRECTED: "sent the reply to another request",
+    Ending.FULL: "refused it for capacity",
+    Ending.STALE: "had closed the reused connection",
+    Ending.MOVED: "is drained: another one goes on with the stream",
+    Ending.REFUSED: "refused it (4xx)",
+    Ending.REST_REFUSED: "refused the rest of a stream that another one began",
+    Ending.DOWN: "was out of service",
+}
 
 _UNREACHED: Final = frozenset({Ending.CONNECT, Ending.OURS})
 

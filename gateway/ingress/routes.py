@@ -168,7 +168,7 @@ async def _tokenizer_info(
         fields = fields_of(await handler.settings.counters.tokenizer_info(asked))
     except (OSError, msgspec.DecodeError) as error:
         if isinstance(error, OSError) and str(error) not in _NOT_SERVED:
-            raise _unavailable(model, f"its backend did not answer ({error})") from None
+            raise _unavailable(model, "its backend failed to tell its tokenizer") from None
         raise EndpointNotServed(
             "No backend of this model tells its tokenizer: vLLM does with "
             "`--enable-tokenizer-info-endpoint`."

@@ -11,7 +11,7 @@ from typing import Final, Literal
 from typing_extensions import TypedDict
 
 from gateway.admission.decisions import Decision, State
-from gateway.core.endings import Attempt, Ending
+from gateway.core.endings import FAILED, Attempt
 from gateway.core.types import Outcome, RequestRecord
 from gateway.ingress.early import Refused
 from gateway.ops.explain import (
@@ -116,22 +116,6 @@ _USAGE_ON_REQUEST: Final = frozenset(
     spec.endpoint for spec in ENDPOINTS.values() if reports_usage_on_request(spec.dialect)
 )
 
-_FAILED: Final = {
-    Ending.CONNECT: "could not be reached",
-    Ending.OURS: "was not reached: the gateway's machine had no port, file descriptor or memory left",
-    Ending.BROKE: "broke off before the first byte, or answered what is no reply",
-    Ending.HTTP_5XX: "answered with a server error",
-    Ending.TIMEOUT: "was silent for too long",
-    Ending.FORGOTTEN: "worked on others, and had forgotten it",
-    Ending.STREAM: "broke off, stalled or told an error in the middle of the stream",
-    Ending.MISDIRECTED: "sent the reply to another request",
-    Ending.FULL: "refused it for capacity",
-    Ending.STALE: "had closed the reused connection",
-    Ending.MOVED: "is drained: another one goes on with the stream",
-    Ending.REFUSED: "refused it (4xx)",
-    Ending.REST_REFUSED: "refused the rest of a stream that another one began",
-    Ending.DOWN: "was out of service",
-}
 _ENDED: Final = {
     Outcome.OK: "was answered",
     Outcome.UNAUTHENTICATED: "was refused: it had no valid key",
@@ -240,7 +224,7 @@ def _timeline(seen: Seen, moment: Moment, decision: Decision | None) -> list[Ste
 
 
 def _failed(attempt: Attempt) -> str:
-    return "failed" if attempt.ending is None else _FAILED[attempt.ending]
+    return "failed" if attempt.ending is None else FAILED[attempt.ending]
 
 
 def _tried(seen: Seen, moment: Moment) -> list[AttemptTold]:

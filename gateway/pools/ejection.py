@@ -83,10 +83,10 @@ def accusation(
     accused, evidence = None, ""
     if state.traffic_failures >= policy.burst:
         accused = Accused.IN_A_ROW
-        evidence = f"{state.traffic_failures} requests in a row failed, most recently: {state.traffic_reason}"
+        evidence = f"{state.traffic_failures} requests in a row failed, most recently: it {state.traffic_reason}"
     elif sent >= policy.least_sent and failed > (1 - policy.least_ratio) * sent:
         accused = Accused.RATIO
-        evidence = f"{failed} of {sent} requests failed in the last 30 s, most recently: {state.traffic_reason}"
+        evidence = f"{failed} of {sent} requests failed in the last 30 s, most recently: it {state.traffic_reason}"
     if accused is None or _fails_everywhere(failed, sent, peers, policy):
         return None
     return accused, evidence

@@ -57,7 +57,7 @@ from typing import Final, assert_never
 
 from msgspec.structs import replace
 
-from gateway.core.endings import Ending
+from gateway.core.endings import FAILED, Ending
 from gateway.core.types import (
     LoadSample,
     ModelsSeen,
@@ -271,7 +271,7 @@ def _traffic_failed(state: HealthState, failed: TrafficFailed, policy: Policy) -
         state,
         connect_failures=connects,
         traffic_failures=state.traffic_failures + 1,
-        traffic_reason=failed.ending.value,
+        traffic_reason=FAILED[failed.ending],
         retry_at=failed.at + policy.ejection_s,
     )
     if state.up and connects >= policy.burst:
@@ -321,7 +321,7 @@ def _doubt(state: HealthState, policy: Policy) -> tuple[str, str] | None:
     if (ejection := state.ejection) is not None:
         return told(ejection, policy)
     if state.traffic_failures >= policy.burst:
-        why = f"{policy.burst} or more requests failed in a row, most recently: {state.traffic_reason}"
+        why = f"{policy.burst} or more requests failed in a row, most recently: it {state.traffic_reason}"
         return "traffic", why
     if silent_s := state.progress.silent_s:
         why = f"nothing came from it for {silent_s:.0f} s while requests waited: longer than usual"

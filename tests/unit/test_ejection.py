@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from gateway.config.models import Config
-from gateway.core.endings import Ending
+from gateway.core.endings import FAILED, Ending
 from gateway.core.types import (
     Ask,
     Call,
@@ -130,7 +130,10 @@ def test_five_hard_failures_in_a_row_eject_a_backend(ending):
     assert pool["b1"].kept_out
     assert pool.excluded() == {"b1": Exclusion.EJECTED}
     assert {pool.chosen() for _ in range(20)} == {"b2"}
-    assert f"5 requests in a row failed, most recently: {ending.value}" in pool["b1"].health.detail
+    assert (
+        f"5 requests in a row failed, most recently: it {FAILED[ending]}"
+        in pool["b1"].health.detail
+    )
 
 
 @pytest.mark.parametrize("ending", [each for each in Ending if each not in HARD])

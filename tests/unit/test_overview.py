@@ -292,7 +292,7 @@ def test_one_that_fails_and_that_its_pool_cannot_spare_says_so():
     fleet.down("m/b2")
     told = fleet.overview()["pools"][0]["backends"][0]
     assert told["detail"] == (
-        "5 requests in a row failed, most recently: http_5xx;"
+        "5 requests in a row failed, most recently: it answered with a server error;"
         " it still gets requests, as fewer than half of its pool would be left"
     )
 
