@@ -34,7 +34,7 @@ from gateway.cli.initial import init
 from gateway.cli.plan import plan
 from gateway.cli.policy import config_policy
 from gateway.cli.quarantine import quarantine_app
-from gateway.cli.settings import DEFAULT_FILE, ConfigFile, usable
+from gateway.cli.settings import DEFAULT_FILE, ConfigFile, named, usable
 from gateway.cli.streams import make_ready, written_out
 from gateway.cli.top import top
 from gateway.cli.verbs import group
@@ -108,6 +108,7 @@ SettingsFile = Annotated[
 
 @app.command(epilog="Example: vllm-gateway serve -c gateway.yaml")
 def serve(
+    context: typer.Context,
     file: SettingsFile = None,
     config: ConfigFile = DEFAULT_FILE,
     workers: Annotated[
@@ -124,7 +125,7 @@ def serve(
     from gateway.store.group import VARIABLE
     from gateway.upgrade.predecessor import GaveUp, Predecessor
 
-    file = file or config
+    file = named(context, file, config)
     predecessor = Predecessor.of(os.environ)
     if predecessor is None and VARIABLE not in os.environ:
         usable(file)  # with source lines; the server itself would log one line each
@@ -150,7 +151,8 @@ app.command(epilog="Example: vllm-gateway sim --port 8001 --model qwen3-8b --ada
 
 
 @app.command(epilog="Example: vllm-gateway check gateway.yaml --probe")
-def check(
+def check(  # noqa: PLR0913 - the options of a verb
+    context: typer.Context,
     file: SettingsFile = None,
     config: ConfigFile = DEFAULT_FILE,
     probe: Annotated[
@@ -170,7 +172,7 @@ def check(
 
     if gpu_memory is not None and not fit:
         raise VerbError("--gpu-memory says what --fit compares with: use both", code=Exit.USAGE)
-    file = file or config
+    file = named(context, file, config)
     checked = check_file(file)
     findings = list(checked.findings)
     answers: list[str] = []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gateway.cli.console import Exit
+from gateway.cli.console import Exit, VerbError
 
 if TYPE_CHECKING:
     from gateway.config.load import Loaded
@@ -17,6 +17,19 @@ ConfigFile = Annotated[
     Path, typer.Option("--config", "-c", envvar="GATEWAY_CONFIG", help="The settings file.")
 ]
 DEFAULT_FILE: Final = Path("gateway.yaml")
+
+
+def named(context: typer.Context, file: Path | None, config: Path) -> Path:
+    """Return the settings file that a command line names, as an argument or by `--config`.
+
+    Raises:
+        VerbError: it names two (exit code 2).
+    """
+    source = context.get_parameter_source("config")
+    said = source is not None and source.name == "COMMANDLINE"
+    if file is not None and said and file != config:
+        raise VerbError(f"two settings files are named: {file} and {config}", code=Exit.USAGE)
+    return file or config
 
 
 def usable(file: Path) -> Loaded:

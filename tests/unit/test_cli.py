@@ -175,6 +175,23 @@ def test_check_finds_its_file_as_serve_does(run, file, words, monkeypatch):
     assert told == (0, f"{file}: 0 errors, 0 warnings\n", "")
 
 
+@pytest.mark.parametrize("verb", ["check", "serve"])
+def test_two_settings_files_are_one_too_many(run, file, verb):
+    created(run, file)
+    code, _, err = run(verb, file, "-c", "other.yaml")
+    assert (code, err) == (
+        2,
+        f"vllm-gateway: two settings files are named: {file} and other.yaml\n",
+    )
+
+
+def test_a_named_file_goes_before_that_of_the_environment(run, file, monkeypatch):
+    created(run, file)
+    monkeypatch.setenv("GATEWAY_CONFIG", "other.yaml")
+    assert run("check", file)[0] == 0
+    assert run("check", file, "-c", file)[0] == 0
+
+
 def test_check_shows_every_finding_and_exits_with_3(run, file):
     file.write_text(POOL + "limts: {}\ntimeouts: {upstream_keep_alive: 5s}\nkeys: none\n")
     code, out, _ = run("check", file)
