@@ -189,17 +189,21 @@ class Limit:
         else:
             self._smooth += 1
 
-    def observe(self, now: float, sample: LoadSample | None, in_flight: int) -> Sign | None:
+    def observe(
+        self, now: float, sample: LoadSample | None, in_flight: int, *, beside_highest: bool = False
+    ) -> Sign | None:
         """End a window and move the limit; returns the sign for which it was cut, None when it was not.
 
         Args:
             now: when the window ends.
             sample: the scrape that ends it; None when that failed, which is no sign of room.
             in_flight: the most of our requests at a time since the last call.
+            beside_highest: the highest of several priorities comes. Then it is rarely tried whether the batch
+                holds more: if not, those that try it wait in the engine before who comes next.
         """
         judged = self._in_time + self._late
         self._meet(sample)
-        if now >= self._batch_at + self._believed_s:
+        if now >= self._batch_at + (_BELIEVED_MOST_S if beside_highest else self._believed_s):
             self._batch = None
         sign = self._sign(sample, judged)
         if sample is not None and self._fills(sample, now, in_flight):

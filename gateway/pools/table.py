@@ -37,7 +37,7 @@ from gateway.core.types import (
     Transition,
     UsageSource,
 )
-from gateway.pools.backend import Backend
+from gateway.pools.backend import HERE_S, Backend
 from gateway.pools.configured import adopt_models, configure, member
 from gateway.pools.elsewhere import NOTHING, UnderWay
 from gateway.pools.facts import HealthState, Policy, Tending, carried_nowhere
@@ -274,7 +274,9 @@ class PoolTable:
         if backend is None:
             return None
         if isinstance(observation, Scraped):
-            self._scraped(backend, observation.sample)
+            backend.scraped(observation.sample)
+            self._end_window(backend, observation.sample.at, observation.sample)
+            self._tell_capacity(backend.pool)
         elif isinstance(observation, ScrapeFailed):
             self._end_window(backend, observation.at, None)
             backend.weigh(observation.at)
@@ -303,13 +305,9 @@ class PoolTable:
         for pool in self._pools:
             self._tell_capacity(pool)
 
-    def _scraped(self, backend: Backend, sample: LoadSample) -> None:
-        backend.scraped(sample)
-        self._end_window(backend, sample.at, sample)
-        self._tell_capacity(backend.pool)
-
     def _end_window(self, backend: Backend, now: float, sample: LoadSample | None) -> None:
-        sign = backend.limit.observe(now, sample, backend.peak)
+        beside_highest = now < backend.highest_came_at + HERE_S
+        sign = backend.limit.observe(now, sample, backend.peak, beside_highest=beside_highest)
         backend.peak = backend.in_flight + backend.elsewhere.requests
         if sign is not None:
             for listener in self.on_cut:

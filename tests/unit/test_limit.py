@@ -502,15 +502,28 @@ def test_it_does_not_grow_while_anybody_waits_in_the_engine():
     assert limit.value > 64
 
 
-def test_a_batch_that_is_found_again_is_believed_twice_as_long():
-    limit, tried = at(1024), []
+def tries_of(limit, *, seconds, beside_highest=False):
+    """Return when an engine that runs 64 at a time was tried with more."""
+    tried = []
     limit.observe(0.0, sample(64), 64)
-    for second in range(1, 1000):
-        waiting = max(0, limit.value - 64)
-        before = limit.value
-        limit.observe(float(second), sample(64, waiting), limit.value)
+    for second in range(1, seconds):
+        waiting, before = max(0, limit.value - 64), limit.value
+        limit.observe(
+            float(second), sample(64, waiting), limit.value, beside_highest=beside_highest
+        )
         if limit.value > before:
             tried.append(second)
+    return tried
+
+
+def test_a_full_batch_is_rarely_tried_with_more_while_the_highest_priority_comes():
+    tried = tries_of(at(1024), seconds=1200, beside_highest=True)
+    assert 900 < min(tried) < 1000
+    assert len(tries_of(at(1024), seconds=900)) == 3
+
+
+def test_a_batch_that_is_found_again_is_believed_twice_as_long():
+    tried = tries_of(at(1024), seconds=1000)
     gaps = [after - before for before, after in zip(tried, tried[1:], strict=False)]
     assert gaps
     assert all(after > 1.5 * before for before, after in zip(gaps, gaps[1:], strict=False))
