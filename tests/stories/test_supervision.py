@@ -1027,7 +1027,7 @@ async def test_a_server_that_cannot_be_stopped_serves_on():
             await world.until(lambda: world.told(EventKind.LAUNCH_FAILED))
             await world.serves()
             assert on["m/b1"].starts == []
-            assert world.unit().observed.trouble == "polkit does not allow it"
+            await world.until(lambda: world.unit().observed.trouble == "polkit does not allow it")
 
 
 # --- real processes -------------------------------------------------------------------------------
