@@ -9,7 +9,7 @@ first token. Which of the two it is follows from two rates, both in tokens of ex
     load     demand / drain
 
     load <= n   the queue will empty: the pool's `queue.max_wait` alone bounds the wait
-    load > n    0.2 target / (load - n) ^ 1.5, at least the target: a little too much is worth a wait,
+    load > n    0.6 target / (load - n) ^ 1.5, at least the target: a little too much is worth a wait,
                 twice too much is not, for the queue only grows
     n           1.1, and with few requests more: a load measured of 50 is by chance up to 1.3
 
@@ -36,8 +36,8 @@ _BASES: Final = 3.0  # times that decile a request may wait, however short its p
 _CALM: Final = 0.8  # of a fair share: from here on a tenant pays; less is due to it
 _FULL: Final = 1.0  # and here in full
 _NOISE: Final = 0.1  # of the drain: a few long replies more or less. More where requests are few
-# Of targets. Where n is 1.1, a load of 1.2 is worth a wait of 6.3, 1.3 of 2.2, 1.45 of one: decision 014.
-_SLACK: Final = 0.2
+# Of targets. Where n is 1.1, a load of 1.2 is worth a wait of 19, 1.5 of 2.4, 1.8 of one. Three simulated engines.
+_SLACK: Final = 0.6
 _STEEP: Final = 1.5
 _RETURNED: Final = 10.0  # times the target, for requests that came again as they were told
 _FORGOTTEN: Final = 1.0  # tokens; a tenant with less is forgotten
