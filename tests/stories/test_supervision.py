@@ -20,7 +20,7 @@ from gateway.core.types import ModelsSeen, Phase, ServedModel
 from gateway.heal.decisions import Cause
 from gateway.heal.fleet import launcher_of
 from gateway.heal.observed import Timing
-from gateway.heal.states import Failed, Proving, Starting, under_way
+from gateway.heal.states import Failed, Proving, Serving, Starting, under_way
 from gateway.launch.launcher import Obstacle
 from tests import loopback
 from tests.fakelaunch import Script
@@ -1023,6 +1023,7 @@ async def test_a_server_that_cannot_be_stopped_serves_on():
         async with fleet(on, managed(on["m/b1"]), managed(on["m/b2"])) as world:
             on["m/b1"].obstacle = Obstacle.CANNOT_HELP
             on["m/b1"].refuses = ["polkit does not allow it"]
+            await world.until(lambda: isinstance(world.unit().state, Serving))
             assert (await world.order("restart")).json()["changed"]
             await world.until(lambda: world.told(EventKind.LAUNCH_FAILED))
             await world.serves()
