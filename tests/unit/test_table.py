@@ -311,6 +311,22 @@ def test_a_lower_class_does_not_look_ahead_while_the_highest_is_there(table):
     assert backend.obstacle(need, 100.0, 0, 5) is Exclusion.NO_KV_ROOM
 
 
+@pytest.mark.parametrize("beside_highest", [True, False])
+def test_a_full_batch_is_not_soon_tried_with_more_beside_the_highest_class(table, beside_highest):
+    slots, limit = [table.take("m/b1", 99.0) for _ in range(20)], table.get("m/b1").limit
+    scrape(table, 100.0, running=16)
+    for at in (101.0, 102.0):
+        scrape(table, at, running=16, waiting=4)
+    for each in slots[16:]:
+        each.release()
+    assert limit.value == 16
+    for second in range(103, 200):
+        if beside_highest:
+            table.highest_came("m", float(second))
+        scrape(table, float(second), running=16)
+    assert (limit.value == 16) is beside_highest
+
+
 def test_with_admission_off_prompts_that_are_read_hold_nobody_up(clock):
     table = PoolTable(clock)
     table.apply(pools(m={"backends": [ONE], "admission": "off"}))
