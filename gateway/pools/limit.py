@@ -198,8 +198,8 @@ class Limit:
             now: when the window ends.
             sample: the scrape that ends it; None when that failed, which is no sign of room.
             in_flight: the most of our requests at a time since the last call.
-            beside_highest: the highest of several priorities comes. Then it is rarely tried whether the batch
-                holds more: if not, those that try it wait in the engine before who comes next.
+            beside_highest: the highest of several priorities sends requests. Then the limit rarely grows beyond a
+                full batch to see whether it holds more: what it does not hold waits in the engine, ahead of them.
         """
         judged = self._in_time + self._late
         self._meet(sample)
