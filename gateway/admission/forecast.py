@@ -21,7 +21,9 @@ from gateway.core.types import SERVING, Ask
 from gateway.pools.backend import Backend
 from gateway.pools.rate import Fading
 
-_DRAIN_S: Final = 10.0  # memory of the drain rate: long enough to hold several ends of long replies
+_DRAIN_S: Final = (
+    10.0  # memory of the drain rate at least: it is as long as requests stay, see `stay_s`
+)
 _DRAIN_KEPT_S: Final = 60.0  # while nobody waits: a rate measured for long is known for two minutes
 _BELIEVED_RATIO: Final = 0.5
 # Until so many times what is held has ended, a drain is measured some 15 to 25 % too low. Three simulated engines.
@@ -51,23 +53,21 @@ class Drain:
         self._seen = 0.0  # given back since nothing was known
         self._ended_tokens = self._ended_token_s = 0.0  # of as many ends as run
         self._silent_s = 0.0  # since the last end
-        self._newest_s = 0.0  # since the last one was let in
         self._held_tokens = 0  # at the last measurement
         self._believed = False
 
     def passed(
-        self, seconds: float, tokens: int, held_tokens: int = 0, token_s: float = 0.0, newest_s: float = 0.0
-    ) -> None:  # fmt: skip
+        self, seconds: float, tokens: int, held_tokens: int = 0, token_s: float = 0.0
+    ) -> None:
         """Note that in so many seconds with more work than room so many tokens were given back.
 
-        `token_s` is for how long they were held, summed over these tokens. The newest request that is held
-        now has been there for `newest_s`.
+        `token_s` is for how long they were held, summed over these tokens.
 
         At the beginning of a burst nothing ends, and that is no slow drain: the rate is believed once half as
         much has ended as is held.
         """
         self._seen += tokens
-        self._held_tokens, self._newest_s = held_tokens, newest_s
+        self._held_tokens = held_tokens
         self._believed = self._believed or self._seen >= _BELIEVED_RATIO * held_tokens
         self._silent_s += seconds
         if tokens:
@@ -75,7 +75,7 @@ class Drain:
             self._ended_tokens = kept * self._ended_tokens + tokens
             self._ended_token_s = kept * self._ended_token_s + token_s
             self._silent_s = 0.0
-        self._rate.passed(seconds, tokens)
+        self._rate.passed(seconds, tokens, self.stay_s)
 
     def rested(self, seconds: float) -> None:
         """Note that for so many seconds nobody waited."""
@@ -92,11 +92,20 @@ class Drain:
         return rate.per_s if known else None
 
     @property
-    def _stay_s(self) -> float | None:
-        """For how long a token is held on average; None while nobody knows, or when those held are overdue."""
-        if not self._ended_token_s or self._ended_tokens < _BELIEVED_RATIO * self._held_tokens:
+    def stay_s(self) -> float:
+        """For how long a token was held on average, of those that ended last; 0 while nobody knows.
+
+        A rate is to be remembered for as long. Of eight replies of 40 s none may end for half a minute, and then
+        all do: over 10 s that is no load, and then twice too much.
+        """
+        return self._ended_token_s / self._ended_tokens if self._ended_tokens else 0.0
+
+    @property
+    def _likely_stay_s(self) -> float | None:
+        """The same of those held now; None while nobody knows, or when they are overdue."""
+        stay_s = self.stay_s
+        if not stay_s or self._ended_tokens < _BELIEVED_RATIO * self._held_tokens:
             return None
-        stay_s = self._ended_token_s / self._ended_tokens
         return stay_s if self._silent_s <= _OVERDUE * stay_s else None
 
     @property
@@ -110,20 +119,15 @@ class Drain:
         """Return in how many seconds `tokens_ahead` will have drained; None when nobody knows.
 
         Where few long replies run, nothing ends for a while, and the measured rate falls. So the estimate is bounded
-        by the average stay of requests: what is held now drains within that time (Little's law), and all of it
-        has ended when the newest request has. Then the next lot of the same size drains.
+        by the average stay of requests: what is held now drains within that time (Little's law).
         """
-        rate, stay_s, held_tokens = self.tokens_per_s, self._stay_s, self._held_tokens
+        rate, stay_s, held_tokens = self.tokens_per_s, self._likely_stay_s, self._held_tokens
         if rate is None:
             return None
         eta_s = tokens_ahead / rate
         if stay_s is None or not held_tokens:
             return eta_s
-        eta_s = min(eta_s, tokens_ahead * stay_s / held_tokens)
-        if self._newest_s > stay_s:  # the newest is overdue
-            return eta_s
-        lots = tokens_ahead // held_tokens
-        return min(eta_s, (lots + 1) * stay_s - self._newest_s)
+        return min(eta_s, tokens_ahead * stay_s / held_tokens)
 
     def retry_after_s(self, tokens_ahead: int, u: float) -> float:
         """Return when to come again, 1 to 30 s; `u` in [0, 1) is the caller's random number."""
@@ -216,8 +220,7 @@ class Forecast:
         stands = serving and works and (queued or self._refused)
         stood, self._stood, self._refused = self._stood, stands, False
         if seconds > 0 and stands and stood:
-            newest_s = now - max(each.turnover.newest_at for each in backends)
-            self.drain.passed(seconds, tokens, held_tokens(backends), token_s, newest_s)
+            self.drain.passed(seconds, tokens, held_tokens(backends), token_s)
         elif not stands:
             self.drain.rested(seconds)
         self._promises.passed(seconds)

@@ -9,7 +9,7 @@ first token. Which of the two it is follows from two rates, both in tokens of ex
     load     demand / drain
 
     load <= n   the queue will empty: the pool's `queue.max_wait` alone bounds the wait
-    load > n    0.6 target / (load - n) ^ 1.5, at least the target: a little too much is worth a wait,
+    load > n    0.2 target / (load - n) ^ 1.5, at least the target: a little too much is worth a wait,
                 twice too much is not, for the queue only grows
     n           1.1, and with few requests more: a load measured of 50 is by chance up to 1.3
 
@@ -29,15 +29,15 @@ from typing import Final
 
 from gateway.pools.rate import Fading
 
-_DEMAND_S: Final = 8.0  # memory of the pool's demand: several ends of long replies
+_DEMAND_S: Final = 8.0  # memory of the pool's demand at least: it is as long as requests stay
 _TENANT_S: Final = 15.0  # of one tenant's: two long requests in a few seconds are chance
 _DECILE: Final = 0.1  # of first tokens: these were the quickest
 _BASES: Final = 3.0  # times that decile a request may wait, however short its prompt
 _CALM: Final = 0.8  # of a fair share: from here on a tenant pays; less is due to it
 _FULL: Final = 1.0  # and here in full
 _NOISE: Final = 0.1  # of the drain: a few long replies more or less. More where requests are few
-# Of targets. Where n is 1.1, a load of 1.2 is worth a wait of 19, 1.5 of 2.4, 1.8 of one. Three simulated engines.
-_SLACK: Final = 0.6
+# Of targets. Where n is 1.1, a load of 1.2 is worth a wait of 6.3, 1.3 of 2.2, 1.45 of one. Four simulated engines.
+_SLACK: Final = 0.2
 _STEEP: Final = 1.5
 _RETURNED: Final = 10.0  # times the target, for requests that came again as they were told
 _FORGOTTEN: Final = 1.0  # tokens; a tenant with less is forgotten
@@ -94,16 +94,23 @@ class Patience:
         self._came[tenant] = self._came.get(tenant, 0) + tokens
         self._requests += 1
 
-    def tick(self, seconds: float, drain: float | None, probable: float | None = None) -> None:
+    def tick(
+        self,
+        seconds: float,
+        drain: float | None,
+        probable: float | None = None,
+        stay_s: float = 0.0,
+    ) -> None:
         """Let time pass; the drain is in tokens a second, None while nobody knows.
 
         The `probable` drain decides who asks for more than a fair share: a tenant is not to pay because the
-        drain is not known well yet.
+        drain is not known well yet. Requests stay on the pool's backends for `stay_s`: where a fixed number of
+        clients send one after another, as many come as end only over so long a time.
         """
         if seconds <= 0:
             return
         came, self._came = self._came, {}
-        self._arrivals.passed(seconds, self._requests)
+        self._arrivals.passed(seconds, self._requests, stay_s)
         self._requests = 0
         self._noise = 1 + max(_NOISE, 2 / math.sqrt(max(1.0, self._arrivals.amount)))
         kept = math.exp(-seconds / _TENANT_S)
@@ -111,7 +118,7 @@ class Patience:
         for tenant, tokens in came.items():
             tenants[tenant] = tenants.get(tenant, 0.0) + tokens
         self._tenants = {tenant: each for tenant, each in tenants.items() if each >= _FORGOTTEN}
-        self._demand.passed(seconds, sum(came.values()))
+        self._demand.passed(seconds, sum(came.values()), stay_s)
         demand, total = self._demand.per_s, sum(self._tenants.values())
         self._per_token = demand / total if total else 0.0
         self._load = demand / drain if drain else 0.0

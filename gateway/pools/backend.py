@@ -144,7 +144,7 @@ class Backend(Server):
         self.limit.reading.comes(now, credit, self.room.unread_tokens)
         if adapter is not None:
             self.adapter_requests[adapter] = self.adapter_requests.get(adapter, 0) + 1
-        self.work, self.turnover.newest_at = None, now
+        self.work = None
         slot = Slot(self.id, now, self.scrape_count, credit, self.give_back, sent, adapter)
         if self.probation is not None and not self.probation.is_taken(now):
             self.probation.slots[id(slot)] = slot

@@ -44,9 +44,9 @@ class Fading:
         self.seconds = 0.0
         self._memory_s = memory_s
 
-    def passed(self, seconds: float, amount: float) -> None:
-        """Note how much there was in the seconds since the last call."""
-        self.fade(seconds, self._memory_s)
+    def passed(self, seconds: float, amount: float, memory_s: float = 0.0) -> None:
+        """Note how much there was in the seconds since the last call; `memory_s` may lengthen the memory."""
+        self.fade(seconds, max(self._memory_s, memory_s))
         self.amount += amount
         self.seconds += seconds
 

@@ -6,7 +6,6 @@ known from a few ends, where a rate of ends needs many seconds of them.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,7 +21,6 @@ class Ends(NamedTuple):
 class Turnover:
     """What one backend was given, and gave back. Its pool's forecast looks at it, about twice a second."""
 
-    newest_at: float = -math.inf  # when the last request was taken
     _tokens: int = 0  # given back since the last look
     _taken: float = 0.0  # the same, each times the moment when it was taken
 

@@ -192,14 +192,23 @@ def test_what_is_held_drains_in_the_time_for_which_requests_are_held():
     drain = Drain()
     for _ in range(2):  # eight requests of 100 tokens begin and end together, each after 25 s
         for second in range(25):
-            drain.passed(1.0, 800 if second == 24 else 0, 800, 800 * 25.0, newest_s=second)
-    drain.passed(20.0, 0, 800, newest_s=20.0)
-    assert drain.eta_s(700) == pytest.approx(5.0)  # with all that runs
-    assert drain.eta_s(1500) == pytest.approx(30.0)  # behind the next lot
-    drain.passed(8.0, 0, 800, newest_s=28.0)  # the newest is overdue
+            drain.passed(1.0, 800 if second == 24 else 0, 800, 800 * 25.0)
+    drain.passed(20.0, 0, 800)
     assert drain.eta_s(700) == pytest.approx(700 * 25 / 800)
-    drain.passed(20.0, 0, 800, newest_s=48.0)  # they end no more as before
-    assert drain.eta_s(700) > 60.0
+    drain.passed(8.0, 0, 800)
+    assert drain.eta_s(700) == pytest.approx(700 * 25 / 800)
+    drain.passed(20.0, 0, 800)  # they end no more as before
+    assert drain.eta_s(700) > 40.0
+
+
+def test_a_drain_is_remembered_for_as_long_as_requests_stay():
+    drain = Drain()
+    rates = []
+    for _ in range(6):  # eight requests of 100 tokens begin and end together, each after 40 s
+        for second in range(40):
+            drain.passed(1.0, 800 if second == 39 else 0, 800, 800 * 40.0)
+            rates.append(drain.tokens_per_s or 0.0)
+    assert max(rates[80:]) < 3.5 * min(rates[80:])  # over 10 s it would vary by fifty times
 
 
 def test_a_drain_is_probably_more_until_what_runs_has_ended_once_and_a_half_times():

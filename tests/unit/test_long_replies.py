@@ -72,7 +72,14 @@ async def test_a_fixed_number_of_clients_that_have_their_turns_in_time_are_not_r
 @held
 @pytest.mark.parametrize(
     ("places", "reply_s", "seed", "lost"),
-    [(32, 25.0, 0, 0.01), (32, 25.0, 1, 0.01), (8, 40.0, 1, 0.15), (8, 40.0, 2, 0.15)],
+    [
+        (32, 25.0, 0, 0.01),
+        (32, 25.0, 1, 0.01),
+        (16, 40.0, 0, 0.03),
+        (8, 40.0, 1, 0.03),
+        (8, 40.0, 2, 0.03),
+        (4, 30.0, 1, 0.03),
+    ],
 )
 async def test_of_workers_twice_as_many_as_places_few_requests_fail(places, reply_s, seed, lost):
     """Each does as OpenAI's SDKs do: it comes again once when it is told to."""
@@ -107,5 +114,5 @@ async def test_of_workers_twice_as_many_as_places_few_requests_fail(places, repl
     async with asyncio.TaskGroup() as group:
         for _ in range(2 * places):
             group.create_task(worker())
-    assert served > 200
+    assert served > 150
     assert failed <= lost * served
