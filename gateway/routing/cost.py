@@ -11,7 +11,7 @@ from gateway.pools.backend import HERE_S, Backend
 from gateway.pools.work import BESIDE
 from gateway.prefix.approximate import tokens_of_each
 
-_UNREAD_WEIGHT: Final = 10.0  # of what is unread, for the highest priority, beside all other work
+_HELD_UP_WEIGHT: Final = 10.0  # of what holds up the highest priority, beside all other work
 # So large a part of later requests gains by one copy more; the others find as good a place beside the copies that
 # are there. Simulated with 8 backends, many prompts: .890 of the tokens found with 1, .902 with .5, .906 with .2, .905
 # with .1, .898 where nothing is shared; few prompts: p99 first token .054, .054, .056, .057, .072 s.
@@ -124,14 +124,14 @@ def by_priority(
     """Return the costs that hold for the priority of a request, and a backend that is kept free of it, if any.
 
     What an engine reads cannot be interrupted, and its next step waits for it. So the highest of several
-    priorities goes where least is unread. And while it comes, long prompts of the others are read on
-    all backends but one at a time.
+    priorities goes where least is unread, and fewest wait for a place in the batch. And while it comes, long
+    prompts of the others are read on all backends but one at a time.
     """
     if ask.top_priority is None:
         return costs, None
     if ask.caller.priority == ask.top_priority:
         return [
-            cost + _UNREAD_WEIGHT * each.room.unread_tokens * each.token_cost.prompt_s
+            cost + _HELD_UP_WEIGHT * _held_up_s(each)
             for cost, each in zip(costs, backends, strict=True)
         ], None
     if len(backends) < 2 or not backends[0].guarded or now >= backends[0].highest_came_at + HERE_S:
@@ -143,3 +143,13 @@ def by_priority(
         return costs, None
     is_long = ask.need.prompt_tokens > free[0].limit.reading.ahead_tokens(now)
     return costs, free[0] if is_long else None
+
+
+def _held_up_s(backend: Backend) -> float:
+    """Return how long a request waits that is sent there now: for prompts to be read, for places in a full batch."""
+    read_s = backend.room.unread_tokens * backend.token_cost.prompt_s
+    waiting = backend.limit.beyond_batch(backend.in_flight + 1)
+    if not waiting:
+        return read_s
+    work = backend.work or backend.weighed()
+    return read_s + waiting * work.ahead_s / max(1, backend.in_flight)

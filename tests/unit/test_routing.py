@@ -329,6 +329,25 @@ def test_the_highest_class_goes_where_least_is_to_be_read_however_much_is_writte
     assert max(expected_s, key=expected_s.get) == "m/b3"
 
 
+def test_the_highest_class_goes_where_no_others_wait_for_a_place_in_the_batch(table):
+    for backend in table:
+        backend.limit.reading.rate.learn(NOW, 1.0, 10_000)
+    for _ in range(20):
+        table.first_token(table.take("m/b1", NOW, Need(1, 20, streams=True)), NOW)
+    for name in ("m/b2", "m/b3"):
+        table.take(name, NOW, Need(1000, 10, streams=True))
+    high = {"caller": HIGH, "top_priority": 9, "need": SHORT}
+    scrape(table, "m/b1", running=16)
+    assert chosen(table, **high) == "b1"
+    scrape(table, "m/b1", running=16, waiting=3)
+    assert chosen(table, **high) in ("b2", "b3")
+
+
+def test_an_engine_that_runs_nothing_though_some_wait_is_weighed(table):
+    scrape(table, "m/b1", running=0, waiting=2)
+    assert set(found(table, caller=HIGH, top_priority=9, need=SHORT)) == {"b1", "b2", "b3"}
+
+
 def test_beside_the_highest_class_less_of_others_prompts_is_sent_ahead(table):
     backend = table.get("m/b1")
     backend.limit.reading.rate.learn(NOW, 1.0, 100_000)
