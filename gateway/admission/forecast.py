@@ -21,9 +21,9 @@ from gateway.core.types import SERVING, Ask
 from gateway.pools.backend import Backend
 from gateway.pools.rate import Fading
 
-_DRAIN_S: Final = (
-    10.0  # memory of the drain rate at least: it is as long as requests stay, see `stay_s`
-)
+_DRAIN_S: Final = 10.0  # memory of the drain rate at least, see `Drain.memory_s`
+# Twice `queue.max_wait` as shipped. With a longer one a new load would be seen after those who wait have left.
+_MEMORY_MOST_S: Final = 60.0
 _DRAIN_KEPT_S: Final = 60.0  # while nobody waits: a rate measured for long is known for two minutes
 _BELIEVED_RATIO: Final = 0.5
 # Until so many times what is held has ended, a drain is measured some 15 to 25 % too low. Three simulated engines.
@@ -75,7 +75,7 @@ class Drain:
             self._ended_tokens = kept * self._ended_tokens + tokens
             self._ended_token_s = kept * self._ended_token_s + token_s
             self._silent_s = 0.0
-        self._rate.passed(seconds, tokens, self.stay_s)
+        self._rate.passed(seconds, tokens, self.memory_s)
 
     def rested(self, seconds: float) -> None:
         """Note that for so many seconds nobody waited."""
@@ -92,20 +92,22 @@ class Drain:
         return rate.per_s if known else None
 
     @property
-    def stay_s(self) -> float:
-        """For how long a token was held on average, of those that ended last; 0 while nobody knows.
+    def memory_s(self) -> float:
+        """How long the pool's rates are to be remembered at least: as long as a token is held; 0 while nobody knows.
 
-        A rate is to be remembered for as long. Of eight replies of 40 s none may end for half a minute, and then
-        all do: over 10 s that is no load, and then twice too much.
+        Of eight replies of 40 s none may end for half a minute, and then all do. Over 10 s that is no load, and
+        then twice too much.
         """
-        return self._ended_token_s / self._ended_tokens if self._ended_tokens else 0.0
+        if not self._ended_tokens:
+            return 0.0
+        return min(self._ended_token_s / self._ended_tokens, _MEMORY_MOST_S)
 
     @property
-    def _likely_stay_s(self) -> float | None:
-        """The same of those held now; None while nobody knows, or when they are overdue."""
-        stay_s = self.stay_s
-        if not stay_s or self._ended_tokens < _BELIEVED_RATIO * self._held_tokens:
+    def _stay_s(self) -> float | None:
+        """For how long a token is held on average; None while nobody knows, or when those held are overdue."""
+        if not self._ended_token_s or self._ended_tokens < _BELIEVED_RATIO * self._held_tokens:
             return None
+        stay_s = self._ended_token_s / self._ended_tokens
         return stay_s if self._silent_s <= _OVERDUE * stay_s else None
 
     @property
@@ -121,7 +123,7 @@ class Drain:
         Where few long replies run, nothing ends for a while, and the measured rate falls. So the estimate is bounded
         by the average stay of requests: what is held now drains within that time (Little's law).
         """
-        rate, stay_s, held_tokens = self.tokens_per_s, self._likely_stay_s, self._held_tokens
+        rate, stay_s, held_tokens = self.tokens_per_s, self._stay_s, self._held_tokens
         if rate is None:
             return None
         eta_s = tokens_ahead / rate

@@ -29,7 +29,7 @@ from typing import Final
 
 from gateway.pools.rate import Fading
 
-_DEMAND_S: Final = 8.0  # memory of the pool's demand at least: it is as long as requests stay
+_DEMAND_S: Final = 8.0  # memory of the pool's demand at least, see `Drain.memory_s`
 _TENANT_S: Final = 15.0  # of one tenant's: two long requests in a few seconds are chance
 _DECILE: Final = 0.1  # of first tokens: these were the quickest
 _BASES: Final = 3.0  # times that decile a request may wait, however short its prompt
@@ -99,18 +99,18 @@ class Patience:
         seconds: float,
         drain: float | None,
         probable: float | None = None,
-        stay_s: float = 0.0,
+        memory_s: float = 0.0,
     ) -> None:
         """Let time pass; the drain is in tokens a second, None while nobody knows.
 
         The `probable` drain decides who asks for more than a fair share: a tenant is not to pay because the
-        drain is not known well yet. Requests stay on the pool's backends for `stay_s`: where a fixed number of
-        clients send one after another, as many come as end only over so long a time.
+        drain is not known well yet. The demand is remembered for `memory_s` at least, as the drain is: where a
+        fixed number of clients send one after another, as many come as end only over so long a time.
         """
         if seconds <= 0:
             return
         came, self._came = self._came, {}
-        self._arrivals.passed(seconds, self._requests, stay_s)
+        self._arrivals.passed(seconds, self._requests, memory_s)
         self._requests = 0
         self._noise = 1 + max(_NOISE, 2 / math.sqrt(max(1.0, self._arrivals.amount)))
         kept = math.exp(-seconds / _TENANT_S)
@@ -118,7 +118,7 @@ class Patience:
         for tenant, tokens in came.items():
             tenants[tenant] = tenants.get(tenant, 0.0) + tokens
         self._tenants = {tenant: each for tenant, each in tenants.items() if each >= _FORGOTTEN}
-        self._demand.passed(seconds, sum(came.values()), stay_s)
+        self._demand.passed(seconds, sum(came.values()), memory_s)
         demand, total = self._demand.per_s, sum(self._tenants.values())
         self._per_token = demand / total if total else 0.0
         self._load = demand / drain if drain else 0.0

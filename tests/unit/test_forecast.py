@@ -209,6 +209,10 @@ def test_a_drain_is_remembered_for_as_long_as_requests_stay():
             drain.passed(1.0, 800 if second == 39 else 0, 800, 800 * 40.0)
             rates.append(drain.tokens_per_s or 0.0)
     assert max(rates[80:]) < 3.5 * min(rates[80:])  # over 10 s it would vary by fifty times
+    assert drain.memory_s == pytest.approx(40.0)
+    for _ in range(3):
+        drain.passed(1.0, 800, 800, 800 * 600.0)
+    assert drain.memory_s == 60.0
 
 
 def test_a_drain_is_probably_more_until_what_runs_has_ended_once_and_a_half_times():
