@@ -131,11 +131,6 @@ class Limit:
         """Whether the backend starts slowly: it came up a short while ago."""
         return self.ready_at is not None and now < self.ready_at + self.slow_start_s
 
-    def beyond_batch(self, in_flight: int) -> int:
-        """Return how many of so many wait for another to end; 0 while no scrape showed a batch that may be full."""
-        may_be_full = self._full > 0 or self._batch is not None
-        return max(0, in_flight - self._most_running) if may_be_full else 0
-
     # --- fed ---
 
     def fix(self, fixed: int | None) -> None:

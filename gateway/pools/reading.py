@@ -221,18 +221,29 @@ class Reading:
         rate = self.rate.at(now)
         if rate is None:
             return math.inf
-        whole_s, sent = _AHEAD_S + self._answers_s(rate), self._sent
-        ahead_tokens = self._allowed_tokens(rate)
+        if self._overdue_s(now, rate) > _AHEAD_S:
+            return self._sent[0][1].unread_tokens + _AHEAD_LEAST_TOKENS
         if beside_highest:
-            beside_tokens = max(rate, self._in_time_tokens / whole_s) * _BESIDE_HIGHEST_S
-            ahead_tokens = max(beside_tokens, _AHEAD_LEAST_TOKENS)
+            per_s = max(rate, self._in_time_tokens / (_AHEAD_S + self._answers_s(rate)))
+            return max(per_s * _BESIDE_HIGHEST_S, _AHEAD_LEAST_TOKENS)
+        return self._allowed_tokens(rate)
+
+    def overdue_s(self, now: float) -> float:
+        """Return how long the oldest unread prompt has waited, but for its own reading; 0 while nobody knows.
+
+        Where that is long the batch is full, and who is sent there now waits about as long.
+        """
+        rate = self.rate.at(now)
+        return 0.0 if rate is None else self._overdue_s(now, rate)
+
+    def _overdue_s(self, now: float, rate: float) -> float:
+        sent = self._sent
         while sent and not _unread(sent[0][1]):
             sent.popleft()
-        if sent:
-            sent_at, credit = sent[0]
-            if now - sent_at > whole_s + credit.unread_tokens / rate:
-                return credit.unread_tokens + _AHEAD_LEAST_TOKENS
-        return ahead_tokens
+        if not sent:
+            return 0.0
+        sent_at, credit = sent[0]
+        return max(0.0, now - sent_at - self._answers_s(rate) - credit.unread_tokens / rate)
 
     def _allowed_tokens(self, rate: float) -> float:
         """Return how much may be unread, but for what one prompt that waits for long tells."""

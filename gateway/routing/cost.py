@@ -124,14 +124,14 @@ def by_priority(
     """Return the costs that hold for the priority of a request, and a backend that is kept free of it, if any.
 
     What an engine reads cannot be interrupted, and its next step waits for it. So the highest of several
-    priorities goes where least is unread, and fewest wait for a place in the batch. And while it comes, long
-    prompts of the others are read on all backends but one at a time.
+    priorities goes where least is unread, and what is unread waits for no place in a full batch. And while it comes,
+    long prompts of the others are read on all backends but one at a time.
     """
     if ask.top_priority is None:
         return costs, None
     if ask.caller.priority == ask.top_priority:
         return [
-            cost + _HELD_UP_WEIGHT * _held_up_s(each)
+            cost + _HELD_UP_WEIGHT * _held_up_s(each, now)
             for cost, each in zip(costs, backends, strict=True)
         ], None
     if len(backends) < 2 or not backends[0].guarded or now >= backends[0].highest_came_at + HERE_S:
@@ -145,11 +145,7 @@ def by_priority(
     return costs, free[0] if is_long else None
 
 
-def _held_up_s(backend: Backend) -> float:
-    """Return how long a request waits that is sent there now: for prompts to be read, for places in a full batch."""
+def _held_up_s(backend: Backend, now: float) -> float:
+    """Return how long a request waits that is sent there now: for prompts to be read, for a place in a full batch."""
     read_s = backend.room.unread_tokens * backend.token_cost.prompt_s
-    waiting = backend.limit.beyond_batch(backend.in_flight + 1)
-    if not waiting:
-        return read_s
-    work = backend.work or backend.weighed()
-    return read_s + waiting * work.ahead_s / max(1, backend.in_flight)
+    return read_s + backend.limit.reading.overdue_s(now)
