@@ -76,10 +76,12 @@ def cell(job: Job, outcomes: Sequence[Outcome], loads: int, head_s: float, took_
     )
     places = Counter(each.place for each in due if each.place is not None)
     most = max(places.values(), default=0) * site.BACKENDS / max(1, places.total())
+    p50_s, p99_s, p999_s = (
+        waits[min(len(waits) - 1, int(share * len(waits)))] for share in (0.5, 0.99, 0.999)
+    )
     return Cell(
         job, len(due), ends[End.COMPLETE], ends[End.REFUSED], loads / seconds,
-        *(waits[min(len(waits) - 1, int(share * len(waits)))] for share in (0.5, 0.99, 0.999)),
-        written / seconds, most, took_s,
+        p50_s, p99_s, p999_s, written / seconds, most, took_s,
     )  # fmt: skip
 
 

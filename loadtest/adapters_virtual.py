@@ -12,7 +12,7 @@ import hashlib
 import random
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -194,10 +194,13 @@ class AdapterGateway(Gateway):
             for backend in self.table.backends("m"):
                 base = (ServedModel("m", None, self._engines.config.max_model_len),)
                 self.table.observe(backend.id, ModelsSeen(self._loop.time(), base, None, "0.32.0"))
+
+            def start(work: Coroutine[Any, Any, None], name: str) -> None:
+                group.create_task(guarded(work, name=name), name=name)
+
             tools = Tools(
-                self.table, self._loop, Events(), Memory(self._folder), self._connect,
-                lambda work, name: group.create_task(guarded(work, name=name), name=name),
-            )  # fmt: skip
+                self.table, self._loop, Events(), Memory(self._folder), self._connect, start
+            )
             keeper = PoolAdapters("m", self._pool, tools)
             self.gate.on_wanted.append(lambda route, _: keeper.want(str(route.adapter)))
 

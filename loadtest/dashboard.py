@@ -17,10 +17,12 @@ import sys
 import tempfile
 
 import uvloop
+from playwright.async_api import CDPSession
 
 from gateway.sim.server import SimConfig, SimServer
 from tests.e2e.browser import browsing
-from tests.stories.served import PROGRAM, free_port
+from tests.ports import free_port
+from tests.stories.served import PROGRAM
 
 _ROUNDS = 3
 _BEGINS_S = 40.0  # a gateway that starts has more to do, and the last hour has some buckets then
@@ -103,7 +105,7 @@ async def _measure(pid: int, url: str, seconds: float) -> None:
         print(f"tasks over 50 ms: as it loads {_told(begun)} ms, then {_told(later)} ms")
 
 
-async def _figures(debugger) -> dict[str, float]:
+async def _figures(debugger: CDPSession) -> dict[str, float]:
     """Return what Chromium counts of a page, times in seconds."""
     told = await debugger.send("Performance.getMetrics")
     return {each["name"]: each["value"] for each in told["metrics"]}

@@ -57,7 +57,7 @@ def answer(label: dict[str, Any], options: argparse.Namespace) -> Diagnosis:
 def report(
     labels: list[dict[str, Any]], answers: dict[str, Diagnosis], options: argparse.Namespace
 ) -> None:
-    total, right = Counter(), Counter()
+    total, right = Counter[str](), Counter[str]()
     evidence = phase = restart = restart_of = flags = flags_of = alarms = sure = sure_wrong = 0
     confused = []
     for label in labels:

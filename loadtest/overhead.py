@@ -1,6 +1,6 @@
 """What the gateway adds: direct and through it, in alternating rounds of one run.
 
-    python loadtest/overhead.py --rounds 5 --out loadtest/reports/overhead.json
+    python -m loadtest.overhead --rounds 5 --out loadtest/reports/overhead.json
 
 Means are subtracted; percentiles are shown side by side, never subtracted. Differences within the
 spread of the rounds are no result. The load generator's own CPU is reported.
@@ -17,8 +17,8 @@ import statistics
 import subprocess
 import time
 
-from client import Connection, Result, request_bytes
-from harness import Site, cpu_s, pss_kib, site
+from loadtest.client import Connection, Result, request_bytes
+from loadtest.harness import Site, cpu_s, pss_kib, site
 
 
 async def closed_loop(

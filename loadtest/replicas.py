@@ -73,8 +73,10 @@ class Several:
     async def run(self) -> None:
         """Have all gateways do their background work. Cancel: it ends."""
         async with asyncio.TaskGroup() as group:
-            for each in (*self.every, *self._telling):
-                group.create_task(each.run())
+            for gateway in self.every:
+                group.create_task(gateway.run())
+            for telling in self._telling:
+                group.create_task(telling.run())
 
     def prepare(self, shot: Shot, *, retry: bool = False) -> tuple[Gateway, Any]:
         """Choose a gateway by chance."""

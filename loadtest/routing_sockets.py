@@ -133,7 +133,7 @@ class Client:
         return "".join(choice["delta"].get("content") or "" for choice in choices)
 
 
-def _has_token(raw: bytearray) -> bool:
+def _has_token(raw: bytes | bytearray) -> bool:
     """Whether a delta with text has come; the first one, with the role, has none."""
     at = raw.find(_CONTENT)
     while at >= 0:

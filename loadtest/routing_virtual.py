@@ -127,6 +127,9 @@ class _Seen:
     def __init__(self, engine: Engine, block_size: int) -> None:
         self._engine, self._size = engine, block_size
 
+    def __len__(self) -> int:
+        return 0  # it keeps none
+
     @property
     def kv_events(self) -> None:
         return None
@@ -145,7 +148,9 @@ class _Seen:
     def _held(self, prefix: Prefix) -> int:
         return held_blocks(self._engine, prefix.keys[::-1])
 
-    def ended(self, sent: SentPrompt, cached_tokens: int | None) -> None:
+    def ended(
+        self, sent: SentPrompt, cached_tokens: int | None, prompt_tokens: int | None = None
+    ) -> None:
         pass
 
     def scraped(self, capacity_tokens: int | None, hits: float | None) -> None:

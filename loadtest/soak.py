@@ -1,6 +1,6 @@
 """Many requests, a fifth of whose clients leave at a random moment: afterwards nothing may be left.
 
-    python loadtest/soak.py --requests 100000
+    python -m loadtest.soak --requests 100000
 
 Fails when a slot, a request, a connection or a file descriptor is left, or when memory keeps growing.
 """
@@ -14,8 +14,8 @@ import random
 import sys
 import time
 
-from client import Connection, request_bytes
-from harness import Site, open_files, pss_kib, site
+from loadtest.client import Connection, request_bytes
+from loadtest.harness import Site, open_files, pss_kib, site
 
 
 async def worker(where: Site, count: list[int], rng: random.Random, tally: dict[str, int]) -> None:

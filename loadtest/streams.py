@@ -1,6 +1,6 @@
 """Memory per held stream: many slow streams, and many clients that do not read at all.
 
-python loadtest/streams.py --streams 1000
+python -m loadtest.streams --streams 1000
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import socket
 import sys
 import time
 
-from client import Connection, request_bytes
-from harness import Site, pss_kib, site
+from loadtest.client import Connection, request_bytes
+from loadtest.harness import Site, pss_kib, site
 
 LIMIT_KIB = 256  # what one unread stream may hold
 

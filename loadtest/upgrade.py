@@ -1,7 +1,7 @@
 """Upgrades under load: a new process of the gateway takes over, and every request has its whole reply.
 
-    python loadtest/upgrade.py --upgrades 5                 200 streams and 500 requests/s while it happens
-    python loadtest/upgrade.py --port 8080 --key gw_... --command 'systemctl restart vllm-gateway' --upgrades 3
+    python -m loadtest.upgrade --upgrades 5                 200 streams and 500 requests/s while it happens
+    python -m loadtest.upgrade --port 8080 --key gw_... --command 'systemctl restart vllm-gateway' --upgrades 3
 
 Without --port it runs simulated backends and a gateway of its own. Half of the requests come over new
 connections, half over kept ones. Exits with 1 if anything was refused, reset, cut, or not answered with 200.
@@ -23,8 +23,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from client import Connection, Result, request_bytes
-from harness import BIN, site
+from loadtest.client import Connection, Result, request_bytes
+from loadtest.harness import BIN, site
 
 STREAM_TOKENS = 50
 REQUEST_TOKENS = 1

@@ -1,6 +1,6 @@
 """What a request costs with one worker and with several, and whether more of them make it wait.
 
-    python loadtest/workers.py --workers 1 2 --seconds 5
+    python -m loadtest.workers --workers 1 2 --seconds 5
 
 All processes of a gateway share one core here, so requests/s tell nothing of several cores. CPU for a
 request must not grow with the workers, but for what wakes them; and where the engines are idle, no
@@ -17,8 +17,8 @@ import statistics
 import time
 import urllib.request
 
-from harness import Site, cpu_s, site
-from overhead import closed_loop
+from loadtest.harness import Site, cpu_s, site
+from loadtest.overhead import closed_loop
 
 _SETTLED_S = 3.0  # workers have told each other what they carry, more than once
 

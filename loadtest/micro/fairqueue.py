@@ -17,6 +17,8 @@ import random
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
 
 from gateway.admission.bounds import Limits
 from gateway.admission.queue import Blocked, Claims, FairQueue
@@ -62,7 +64,8 @@ def request(rng: random.Random) -> Waiting:
     cost = int(min(60_000, rng.lognormvariate(7, 1.2)))
     caller = Caller("key", "somebody", f"tenant-{rng.randrange(TENANTS)}", rng.choice((0, 0, 5)))
     ask = Ask(ROUTE, CALL, Demand(cost, True), caller, Need(cost, 0))
-    return Waiting(ask, None, 0.0, 30.0 + rng.random(), 4 * cost)  # nobody awaits its turn
+    # Nobody awaits its turn.
+    return Waiting(ask, None, 0.0, 30.0 + rng.random(), 4 * cost)  # type: ignore[arg-type]
 
 
 def measure(queued: int, rounds: int) -> dict[str, float]:
@@ -74,7 +77,7 @@ def measure(queued: int, rounds: int) -> dict[str, float]:
     for each in held:
         queue.offer(each)
 
-    def timed(name, operation, *arguments):
+    def timed(name: str, operation: Callable[..., Any], *arguments: object) -> Any:
         start = time.perf_counter()
         result = operation(*arguments)
         costs[name].append((time.perf_counter() - start) * 1e6)

@@ -86,9 +86,9 @@ class World:
             assert slot is not None
             table.first_token(slot, slot.taken_at + FIRST_TOKEN_S)
             slot.release()
-            index = self.backends[slot.backend_id].prefix_index
-            if index is not None and slot.sent is not None:
-                index.ended(slot.sent, None)
+            known = self.backends[slot.backend_id].prefix_index
+            if known is not None and slot.sent is not None:
+                known.ended(slot.sent, None)
         return (time.perf_counter() - began) / len(self.asks) * 1e6
 
 

@@ -65,7 +65,7 @@ def chunk(text: str, ids: str) -> bytes:
 def passing(watch: StreamWatch) -> Callable[[bytes], bool]:
     """Return what passes chunks on of a stream that has begun."""
     reply = Reply(200, {}, None, Backend())  # type: ignore[arg-type]
-    return Relay(reply, watch, Client(), 0.0).on_chunk
+    return Relay(reply, watch, Client(), 0.0).on_chunk  # type: ignore[arg-type]
 
 
 def each_gets_one(
