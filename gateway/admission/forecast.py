@@ -22,9 +22,11 @@ from gateway.pools.backend import Backend
 from gateway.pools.rate import Fading
 
 _DRAIN_S: Final = 10.0  # memory of the drain rate at least, see `Drain.memory_s`
-# Twice `queue.max_wait` as shipped. With a longer one a new load would be seen after those who wait have left.
+# With a longer one a new load is seen later; with 20 or 30 s few long replies seem an overload again.
 _MEMORY_MOST_S: Final = 60.0
-_DRAIN_KEPT_S: Final = 60.0  # while nobody waits: a rate measured for long is known for two minutes
+_DRAIN_KEPT_S: Final = (
+    60.0  # while nobody waits: what was measured for long is known for 2 to 4 min
+)
 _BELIEVED_RATIO: Final = 0.5
 # Until so many times what is held has ended, a drain is measured some 15 to 25 % too low. Three simulated engines.
 _EARLY_TURNS, _EARLY_RATIO = 1.5, 1.15
@@ -42,7 +44,7 @@ _PROMISED_LEAST: Final = 1.0  # tokens; less is forgotten
 
 
 class Drain:
-    """How fast a pool gives back cost tokens, over the last seconds in which it had more work than room.
+    """How fast a pool gives back cost tokens, over the last 10 to 60 s in which it had more work than room.
 
     Only such time counts: a pool with little to do did not drain slowly, it had little to drain. What was
     measured long ago is forgotten: the pool may have more backends now, or fewer.

@@ -30,6 +30,7 @@ from typing import Final
 from gateway.pools.rate import Fading
 
 _DEMAND_S: Final = 8.0  # memory of the pool's demand at least, see `Drain.memory_s`
+_ENOUGH: Final = 30  # requests: where so many come in less time, it need not be longer
 _TENANT_S: Final = 15.0  # of one tenant's: two long requests in a few seconds are chance
 _DECILE: Final = 0.1  # of first tokens: these were the quickest
 _BASES: Final = 3.0  # times that decile a request may wait, however short its prompt
@@ -105,11 +106,14 @@ class Patience:
 
         The `probable` drain decides who asks for more than a fair share: a tenant is not to pay because the
         drain is not known well yet. The demand is remembered for `memory_s` at least, as the drain is: where a
-        fixed number of clients send one after another, as many come as end only over so long a time.
+        fixed number of clients send one after another, as many come as end only over so long a time. Where
+        many come it is not: chance is small there, and a new load is to be seen at once.
         """
         if seconds <= 0:
             return
         came, self._came = self._came, {}
+        if self._arrivals.amount:
+            memory_s = min(memory_s, _ENOUGH / self._arrivals.per_s)
         self._arrivals.passed(seconds, self._requests, memory_s)
         self._requests = 0
         self._noise = 1 + max(_NOISE, 2 / math.sqrt(max(1.0, self._arrivals.amount)))

@@ -229,11 +229,12 @@ class Reading:
         return self._allowed_tokens(rate)
 
     def overdue_s(self, now: float) -> float:
-        """Return how long the oldest unread prompt has waited, but for its own reading; 0 while nobody knows.
+        """Return how much longer than it takes the oldest unread prompt has waited; 0 while nobody knows.
 
-        Where that is long the batch is full, and who is sent there now waits about as long.
+        It takes its own reading, and what an idle engine takes to answer. Where it waits for long, the batch is
+        probably full. Who is sent there now then waits about as long.
         """
-        rate = self.rate.at(now)
+        rate = self.rate.at(now) if self._sent else None
         return 0.0 if rate is None else self._overdue_s(now, rate)
 
     def _overdue_s(self, now: float, rate: float) -> float:

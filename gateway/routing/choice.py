@@ -99,7 +99,7 @@ class Chooser:
         for backends in (suited.ready, *suited.later, *last):
             held_tokens, expected_s = held_of(backends, ask.prefix), dict[str, float]()
             costs = costs_of(backends, ask, held_tokens)
-            ranks, spared = by_priority(costs, backends, ask, now)
+            ranks, spared = by_priority(costs, backends, ask, held_tokens, now)
             for place in self._in_order(ranks, backends, ask, held_tokens):
                 backend = backends[place]
                 reason = Exclusion.READING if backend is spared else obstacle(backend, ask, now)
@@ -128,7 +128,7 @@ class Chooser:
         ranks: Sequence[float] = costs
         spared = None
         if ask.top_priority is not None:
-            ranks, spared = by_priority(costs, backends, ask, now)
+            ranks, spared = by_priority(costs, backends, ask, held_tokens, now)
         if backends:  # the common case in one look
             if backends[0].weighted:
                 ranks = self._shared_out(ranks, backends, ask)

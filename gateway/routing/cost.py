@@ -11,7 +11,8 @@ from gateway.pools.backend import HERE_S, Backend
 from gateway.pools.work import BESIDE
 from gateway.prefix.approximate import tokens_of_each
 
-_HELD_UP_WEIGHT: Final = 10.0  # of what holds up the highest priority, beside all other work
+# Of the time to the first token of the highest priority, beside all other work.
+_FIRST_TOKEN_WEIGHT: Final = 10.0
 # So large a part of later requests gains by one copy more; the others find as good a place beside the copies that
 # are there. Simulated with 8 backends, many prompts: .890 of the tokens found with 1, .902 with .5, .906 with .2, .905
 # with .1, .898 where nothing is shared; few prompts: p99 first token .054, .054, .056, .057, .072 s.
@@ -119,20 +120,25 @@ def adds_s(backend: Backend, ask: Ask) -> float:
 
 
 def by_priority(
-    costs: Sequence[float], backends: Sequence[Backend], ask: Ask, now: float
+    costs: Sequence[float],
+    backends: Sequence[Backend],
+    ask: Ask,
+    held_tokens: Sequence[int] | None,
+    now: float,
 ) -> tuple[Sequence[float], Backend | None]:
     """Return the costs that hold for the priority of a request, and a backend that is kept free of it, if any.
 
     What an engine reads cannot be interrupted, and its next step waits for it. So the highest of several
-    priorities goes where least is unread, and what is unread waits for no place in a full batch. And while it comes,
-    long prompts of the others are read on all backends but one at a time.
+    priorities goes where its first token comes first. And while it comes, long prompts of the others are read on
+    all backends but one at a time.
     """
     if ask.top_priority is None:
         return costs, None
     if ask.caller.priority == ask.top_priority:
+        known = held_tokens or [0] * len(backends)
         return [
-            cost + _HELD_UP_WEIGHT * _held_up_s(each, now)
-            for cost, each in zip(costs, backends, strict=True)
+            cost + _FIRST_TOKEN_WEIGHT * _first_token_s(each, ask.need.prompt_tokens - held, now)
+            for cost, each, held in zip(costs, backends, known, strict=True)
         ], None
     if len(backends) < 2 or not backends[0].guarded or now >= backends[0].highest_came_at + HERE_S:
         return costs, None
@@ -145,7 +151,11 @@ def by_priority(
     return costs, free[0] if is_long else None
 
 
-def _held_up_s(backend: Backend, now: float) -> float:
-    """Return how long a request waits that is sent there now: for prompts to be read, for a place in a full batch."""
-    read_s = backend.room.unread_tokens * backend.token_cost.prompt_s
+def _first_token_s(backend: Backend, own_tokens: int, now: float) -> float:
+    """Return when a request that is sent there now has its first token, but for what all requests wait for.
+
+    Its own tokens are to be read, and all that is unread before. A batch that is full shows in how long the
+    oldest prompt has waited.
+    """
+    read_s = (backend.room.unread_tokens + own_tokens) * backend.token_cost.prompt_s
     return read_s + backend.limit.reading.overdue_s(now)

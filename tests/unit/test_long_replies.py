@@ -114,5 +114,5 @@ async def test_of_workers_twice_as_many_as_places_few_requests_fail(places, repl
     async with asyncio.TaskGroup() as group:
         for _ in range(2 * places):
             group.create_task(worker())
-    assert served > 150
+    assert served > 0.9 * places * 1200 / reply_s
     assert failed <= lost * served

@@ -77,6 +77,24 @@ def test_the_more_comes_than_ends_the_shorter_is_the_wait_down_to_the_target():
     assert waits[-1] == pytest.approx(3 * 0.04, rel=0.1)
 
 
+@pytest.mark.parametrize(("per_s", "targets"), [(1200, 6.3), (1300, 2.2), (1450, 1.0), (1600, 1.0)])
+def test_a_load_little_over_the_drain_is_worth_a_wait_of_some_targets(per_s, targets):
+    assert pool(a=per_s).stretch("a") == pytest.approx(targets, rel=0.05)
+
+
+@pytest.mark.parametrize(("requests_per_s", "seen"), [(20, True), (0.5, False)])
+def test_few_requests_are_looked_at_for_as_long_as_they_stay_and_many_are_not(requests_per_s, seen):
+    patience, owed = Patience(), 0.0
+    for tick in range(246):
+        load = 0.8 if tick < 240 else 6.0  # for three seconds
+        owed += load * requests_per_s / 2
+        while owed >= 1:
+            owed -= 1
+            patience.came("a", 1000)
+        patience.tick(0.5, 1000.0 * requests_per_s, memory_s=60.0)
+    assert patience.overloaded is seen
+
+
 def test_a_long_prompt_may_be_as_late_again_as_it_takes_to_be_read():
     overloaded = pool(a=4000)
     assert wait_s(overloaded, prompt_tokens=20_000) == pytest.approx(1.04, rel=0.1)

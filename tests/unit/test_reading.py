@@ -65,6 +65,19 @@ def test_less_is_ahead_beside_the_highest_class():
     assert reading.ahead_tokens(0.0, beside_highest=True) == 1_500
 
 
+def test_a_prompt_is_overdue_by_what_it_waits_beyond_its_own_reading():
+    reading = Reading()
+    assert reading.overdue_s(1.0) == 0.0
+    credit = sent(1000)
+    reading.comes(1.0, credit, 1000)
+    assert reading.overdue_s(9.0) == 0.0  # nobody knows how long it takes
+    reading.rate.learn(1.0, 1.0, 10_000)
+    assert reading.overdue_s(1.05) == 0.0
+    assert reading.overdue_s(1.4) == pytest.approx(0.3, abs=0.001)
+    credit.held = False  # its client has left
+    assert reading.overdue_s(1.4) == 0.0
+
+
 def queued(count, age_s):
     """Return what may be unread after the oldest of `count` prompts has waited for so long."""
     reading = Reading()

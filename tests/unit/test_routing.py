@@ -341,6 +341,20 @@ def test_the_highest_class_goes_where_nobody_waits_for_a_place_in_the_batch(tabl
     assert chosen(table, now=NOW + 0.15, **high) in ("b2", "b3")
 
 
+def test_the_highest_class_leaves_its_cached_prompt_only_for_a_longer_wait_than_its_reading():
+    table = table_of(pools(m=URLS))
+    for backend_id in ("m/b1", "m/b2", "m/b3"):
+        make_ready(table, backend_id).limit.reading.rate.learn(NOW, 1.0, 10_000)
+    prefix = Prefix((3, 2, 1), (900, 600, 300), 1000, 1000, 10)
+    need = Need(1000, 10, streams=True)
+    slot = table.take("m/b1", NOW, need, "t", prefix)
+    table.first_token(slot, NOW)
+    table.take("m/b1", NOW, Need(1, 10, streams=True))
+    high = {"caller": HIGH, "top_priority": 9, "need": need, "prefix": prefix}
+    assert chosen(table, now=NOW + 0.05, **high) == "b1"  # to read 900 tokens anew takes 0.09 s
+    assert chosen(table, now=NOW + 0.5, **high) in ("b2", "b3")
+
+
 def test_beside_the_highest_class_less_of_others_prompts_is_sent_ahead(table):
     backend = table.get("m/b1")
     backend.limit.reading.rate.learn(NOW, 1.0, 100_000)
