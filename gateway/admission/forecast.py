@@ -24,9 +24,8 @@ from gateway.pools.rate import Fading
 _DRAIN_S: Final = 10.0  # memory of the drain rate at least, see `Drain.memory_s`
 # With a longer one a new load is seen later; with 20 or 30 s few long replies seem an overload again.
 _MEMORY_MOST_S: Final = 60.0
-_DRAIN_KEPT_S: Final = (
-    60.0  # while nobody waits: what was measured for long is known for 2 to 4 min
-)
+# While nobody waits. What was measured for long is known for two to four minutes.
+_DRAIN_KEPT_S: Final = 60.0
 _BELIEVED_RATIO: Final = 0.5
 # Until so many times what is held has ended, a drain is measured some 15 to 25 % too low. Three simulated engines.
 _EARLY_TURNS, _EARLY_RATIO = 1.5, 1.15

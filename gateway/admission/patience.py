@@ -30,7 +30,7 @@ from typing import Final
 from gateway.pools.rate import Fading
 
 _DEMAND_S: Final = 8.0  # memory of the pool's demand at least, see `Drain.memory_s`
-_ENOUGH: Final = 30  # requests: where so many come in less time, it need not be longer
+_ENOUGH: Final = 30  # requests: a memory that holds so many is long enough
 _TENANT_S: Final = 15.0  # of one tenant's: two long requests in a few seconds are chance
 _DECILE: Final = 0.1  # of first tokens: these were the quickest
 _BASES: Final = 3.0  # times that decile a request may wait, however short its prompt

@@ -229,10 +229,10 @@ class Reading:
         return self._allowed_tokens(rate)
 
     def overdue_s(self, now: float) -> float:
-        """Return how much longer than it takes the oldest unread prompt has waited; 0 while nobody knows.
+        """Return how late the oldest unread prompt is; 0 while nobody knows.
 
-        It takes its own reading, and what an idle engine takes to answer. Where it waits for long, the batch is
-        probably full. Who is sent there now then waits about as long.
+        Its own reading, and the time in which an idle engine answers, are not late. Where it is late, the batch
+        is probably full, and a request that is sent there now waits about as long.
         """
         rate = self.rate.at(now) if self._sent else None
         return 0.0 if rate is None else self._overdue_s(now, rate)

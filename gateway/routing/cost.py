@@ -152,10 +152,10 @@ def by_priority(
 
 
 def _first_token_s(backend: Backend, own_tokens: int, now: float) -> float:
-    """Return when a request that is sent there now has its first token, but for what all requests wait for.
+    """Return in how long the first token of a request is expected that is sent there now.
 
-    Its own tokens are to be read, and all that is unread before. A batch that is full shows in how long the
-    oldest prompt has waited.
+    The engine reads all that is unread, then the request's own tokens. How late the oldest prompt is tells how
+    long a full batch holds it up.
     """
     read_s = (backend.room.unread_tokens + own_tokens) * backend.token_cost.prompt_s
     return read_s + backend.limit.reading.overdue_s(now)

@@ -345,7 +345,7 @@ def test_the_highest_class_leaves_its_cached_prompt_only_for_a_longer_wait_than_
     table = table_of(pools(m=URLS))
     for backend_id in ("m/b1", "m/b2", "m/b3"):
         make_ready(table, backend_id).limit.reading.rate.learn(NOW, 1.0, 10_000)
-    prefix = Prefix((3, 2, 1), (900, 600, 300), 1000, 1000, 10)
+    prefix = Prefix([3, 2, 1], (900, 600, 300), 1000, 1000, 10)
     need = Need(1000, 10, streams=True)
     slot = table.take("m/b1", NOW, need, "t", prefix)
     table.first_token(slot, NOW)
