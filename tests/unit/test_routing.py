@@ -352,6 +352,7 @@ def test_the_highest_class_leaves_its_cached_prompt_only_for_a_longer_wait_than_
     table.take("m/b1", NOW, Need(1, 10, streams=True))
     high = {"caller": HIGH, "top_priority": 9, "need": need, "prefix": prefix}
     assert chosen(table, now=NOW + 0.05, **high) == "b1"  # to read 900 tokens anew takes 0.09 s
+    assert told(table, now=NOW + 0.05, **high).backend_id == "m/b1"
     assert chosen(table, now=NOW + 0.5, **high) in ("b2", "b3")
 
 
