@@ -4,8 +4,9 @@
 
 So it is certain what a client has seen of a stream, and that the stream goes on, when its server is
 frozen or killed: neither the speed of the machine nor chance decides it. A busy server may put all of a
-reply into fewer frames: then the frame that ends it is the first that does not pass. What is not an event
-stream passes, and so does the server's end: a reset, or a closed connection.
+reply into fewer frames: then the frame that ends it is the first that does not pass. A reply of one or two
+frames passes whole, for without its last one nothing would be said. What is not an event stream passes, and
+so does the server's end: a reset, or a closed connection.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ class Valve:
 def _end_of(said: bytes, frames: int, holds: Callable[[bytes], bool]) -> int:
     """Return where the first frame ends, from the n-th on, that holds; -1 where it has not come yet.
 
-    It is before the last frame of the reply in any case.
+    It is before the last frame of the reply in any case, and nowhere in a reply of one or two frames.
     """
     begin = at = number = 0
     while number < frames or not holds(said[begin:at]):
@@ -166,7 +167,7 @@ def _end_of(said: bytes, frames: int, holds: Callable[[bytes], bool]) -> int:
         if at < len(_FRAME_END):
             return -1
         if any(each in said[begin:at] for each in _LAST):
-            return begin
+            return begin if number > 2 else -1
     return at
 
 
