@@ -102,7 +102,8 @@ _TAKEN: Final = (
     " `vllm-gateway upgrade` takes over from one that runs"
 )
 SettingsFile = Annotated[
-    Path | None, typer.Argument(help="The settings file; or --config.", show_default=False)
+    Path | None,
+    typer.Argument(help="The settings file; or --config.", show_default=False, readable=False),
 ]
 
 

@@ -13,8 +13,12 @@ from gateway.cli.console import Exit, VerbError
 if TYPE_CHECKING:
     from gateway.config.load import Loaded
 
+# `readable=False`: a file that may not be read is a finding as well, not a wrong command line.
 ConfigFile = Annotated[
-    Path, typer.Option("--config", "-c", envvar="GATEWAY_CONFIG", help="The settings file.")
+    Path,
+    typer.Option(
+        "--config", "-c", envvar="GATEWAY_CONFIG", help="The settings file.", readable=False
+    ),
 ]
 DEFAULT_FILE: Final = Path("gateway.yaml")
 

@@ -386,6 +386,31 @@ def test_a_file_that_is_missing_is_named(run, tmp_path):
     assert "no.yaml:1:1 error cannot read the file: No such file or directory" in err
 
 
+@contextlib.contextmanager
+def another_user():
+    """Be a user without rights; root comes back."""
+    os.setresuid(65534, 65534, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user to be refused")
+@pytest.mark.parametrize("words", [["check", "gw.yaml"], ["serve", "gw.yaml"], ["serve", "-c", "gw.yaml"]])  # fmt: skip
+def test_a_file_that_this_user_may_not_read_cannot_be_used(run, file, monkeypatch, words):
+    """3 keeps systemd from trying it again each second."""
+    file.parent.chmod(0o755)
+    file.chmod(0o600)
+    monkeypatch.chdir(file.parent)
+    run(words[0], "no.yaml")  # imports what another user may not be able to
+    with another_user():
+        code, out, err = run(*words)
+    assert code == 3, out + err
+    assert "cannot read the file: Permission denied [unreadable-file]" in out + err
+    assert "chown" in out + err
+
+
 def test_the_schema_is_printed(run):
     code, out, _ = run("config", "schema")
     assert (code, json.loads(out)) == (0, json_schema())
