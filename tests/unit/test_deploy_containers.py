@@ -191,6 +191,12 @@ def test_services_and_the_disruption_budget_select_the_pods():
     assert document("PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == labels
 
 
+def test_a_node_can_be_drained_while_no_gateway_is_ready():
+    """None is ready while no backend serves, and a budget by itself protects what is not ready, too."""
+    budget = document("PodDisruptionBudget")["spec"]
+    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
 def test_prometheus_finds_each_pod_also_one_that_is_not_ready():
     """None is ready while no backend serves (`Process.readiness`), which is when people look."""
     service = document("Service", "vllm-gateway-admin")["spec"]
