@@ -28,7 +28,12 @@ venv llamacpp 'xllamacpp==2026.10.11549' 'gguf==0.19.0'  # llama.cpp's own serve
 [ "${2:-}" = clients ] || venv phoenix 'arize-phoenix==20.26.1'  # a collector of traces
 if command -v npm >/dev/null; then
   node axe 'axe-core@4.14.1'
-  node node 'openai@6.49.0' '@anthropic-ai/sdk@1.14.0' 'ai@6.0.326' '@ai-sdk/openai-compatible@2.0.92'
+  major=$(command node --version); major=${major#v}; major=${major%%.*}
+  if [ "$major" -ge 22 ]; then
+    node node 'openai@7.59.0' '@anthropic-ai/sdk@1.14.0' 'ai@7.0.173' '@ai-sdk/openai-compatible@3.0.92'
+  else  # the newest for Node 20
+    node node 'openai@6.49.0' '@anthropic-ai/sdk@1.14.0' 'ai@6.0.326' '@ai-sdk/openai-compatible@2.0.92'
+  fi
 fi
 [ "${2:-}" = clients ] && exit 0
 
