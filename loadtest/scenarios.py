@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from loadtest.arrivals import Phase, Profile, Shot, merge, plan
@@ -13,6 +13,7 @@ TAIL_S: Final = 3.0  # arrivals after it: the last requests of the window are no
 LONGEST_S: Final = 30.0
 SHARERS: Final = 8  # tenants of the fairness scenario
 TIMES: Final = 50.0  # the greedy one sends this many times its share
+LOST_S: Final = 10.0  # at least, after a server is lost: what happens at once counts
 TENANTS: Final = ("t1", "t2", "t3", "t4")
 QUIET: Final = tuple(f"quiet{i}" for i in range(1, SHARERS))
 NAMES: Final = ("levels", "surge", "fairness", "classes")
@@ -29,6 +30,7 @@ class Cell:
     window: tuple[float, float]
     until_s: float
     retry: bool = False
+    lost_at_s: float | None = None  # from then on one server takes no new request
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,15 @@ class Study:
         first = plan(self._steady(0.25), short, ("interactive",), self.seed)
         batch = plan(self._steady(4.0 if flood else 0.0), self.profile, ("batch",), self.seed + 100)
         return self._cell("classes", "flood" if flood else "alone", merge(first, batch))
+
+    def lost(self) -> Cell:
+        """Return a constant load of 1 x capacity of two servers, one of which is lost as the window begins.
+
+        The window is short: what comes after it is as `level(2)` with half of the servers.
+        """
+        short = replace(self, seconds=max(LOST_S, self.lead_s))
+        cell = short.level(1.0)
+        return replace(cell, scenario="lost", label="1", lost_at_s=cell.window[0])
 
     def _steady(self, level: float) -> list[Phase]:
         rate_per_s = level * self.capacity_per_s

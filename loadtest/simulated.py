@@ -9,7 +9,7 @@ a second or two. `--out` keeps the cells as JSON; `--with` compares with the cel
 arms which did not change need not be measured again.
 
 Each cell begins with half load for a while: a gateway that met its engines before. The scenario `cold` is
-4 x without it.
+4 x without it. In `lost` one of two servers takes no new request from the moment on at which counting begins.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ARMS: Final[dict[str, dict[str, Any] | None]] = {
     "gateway-off": {"admission": "off"},
     "direct": None,
 }
-SCENARIOS: Final = ("levels", "surge", "fairness", "classes", "cold")
+SCENARIOS: Final = ("levels", "surge", "fairness", "classes", "cold", "lost")
 LEVELS: Final = (0.5, 0.6, 0.8, 0.9, 1.0, 2.0, 4.0)
 COUNT: Final = 2  # servers
 WARM_S: Final = 20.0  # at least, of half load before a cell
@@ -70,11 +70,19 @@ def cells_of(bench: Bench, scenario: str, seed: int) -> list[Cell]:
     warm_s = max(WARM_S, bench.lead_s)
     before = plan([Phase(warm_s, 0.5 * bench.capacity_per_s)], bench.profile, TENANTS, seed + 500)
     found = []
-    for cell in study.cells(scenario, [*LEVELS]):
+    cells = [study.lost()] if scenario == "lost" else study.cells(scenario, [*LEVELS])
+    for cell in cells:
         later = [replace(shot, at_s=shot.at_s + warm_s) for shot in cell.shots]
         window = (cell.window[0] + warm_s, cell.window[1] + warm_s)
+        lost_at_s = None if cell.lost_at_s is None else cell.lost_at_s + warm_s
         found.append(
-            replace(cell, shots=merge(before, later), window=window, until_s=cell.until_s + warm_s)
+            replace(
+                cell,
+                shots=merge(before, later),
+                window=window,
+                until_s=cell.until_s + warm_s,
+                lost_at_s=lost_at_s,
+            )
         )
     return found
 
@@ -121,10 +129,18 @@ async def measure(bench: Bench, arm: str, cell: Cell, seed: int) -> dict[str, An
             settings = settings | {"slo": {"ttft": f"{slo.ttft_s}s", "itl": f"{slo.itl_s}s"}}
         gateway = Gateway(engines, settings, seed)
         async with asyncio.TaskGroup() as group:
-            background = group.create_task(gateway.run())
+            tasks = [group.create_task(gateway.run())]
+            if cell.lost_at_s is not None:
+                tasks.append(group.create_task(_lose(gateway, cell.lost_at_s)))
             found = await through(gateway)
-            background.cancel()
+            for each in tasks:
+                each.cancel()
     return found | {"preemptions": engines.total("preemptions")}
+
+
+async def _lose(gateway: Gateway, at_s: float) -> None:
+    await asyncio.sleep(at_s)
+    gateway.lose(0)
 
 
 def capacity(bench: Bench, seed: int = 1) -> tuple[float, list[tuple[int, float]]]:
@@ -158,6 +174,8 @@ def jobs(args: argparse.Namespace) -> Iterator[Job]:
             for scenario in args.scenarios:
                 for cell in cells_of(BENCHES[name], scenario, seed):
                     for arm in args.arms:
+                        if ARMS[arm] is None and cell.lost_at_s is not None:
+                            continue  # nobody is there who knows of it
                         yield Job(name, arm, seed, scenario, cell.label)
 
 

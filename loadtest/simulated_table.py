@@ -172,6 +172,18 @@ _LINES: Final[tuple[_Line, ...]] = (
         None,
         lambda own, *_: own["cold", "4"]["goodput_per_s"] / _good(own, "4"),
     ),
+    (
+        "half lost at 1 x: good/s / half of 2 x",
+        KEPT_RATIO,
+        None,
+        lambda own, *_: own["lost", "1"]["goodput_per_s"] / (0.5 * _good(own, "2")),
+    ),
+    (
+        "half lost: p99 first token / 0.5 x",
+        None,
+        TTFT_TIMES,
+        lambda own, *_: own["lost", "1"]["ttft_s"]["p99"] / own["levels", "0.5"]["ttft_s"]["p99"],
+    ),
 )
 
 
@@ -180,7 +192,7 @@ def _levels(engine: str, cells: Sequence[Found]) -> str:
     head = ["load", "arm", "offered/s", "good/s", "good tokens/s", "long good", "p50 s", "p99 s"]
     head += ["gap p99 s", "refused", "at once", "preempted"]
     rows = []
-    chosen = [each for each in cells if each["scenario"] in ("levels", "cold")]
+    chosen = [each for each in cells if each["scenario"] in ("levels", "cold", "lost")]
     for scenario, label in dict.fromkeys((e["scenario"], e["label"]) for e in chosen):
         for arm in dict.fromkeys(each["arm"] for each in cells):
             mine = [

@@ -38,6 +38,7 @@ from gateway.core.types import (
     UsageSource,
 )
 from gateway.counting.context import bound, settle
+from gateway.pools.health import Order
 from gateway.pools.pulse import Waits
 from gateway.pools.table import PoolTable
 from gateway.routing.choice import Chooser
@@ -99,6 +100,11 @@ class Gateway:
                     group.create_task(periodic(turn, every_s=every_s, name=name, rng=rng))
             ticks = periodic(self._tick, every_s=_TICK_S, name="ticks", jitter_ratio=0.0)
             group.create_task(ticks)
+
+    def lose(self, place: int) -> None:
+        """Send no more to an engine, as when it is to restart; what it works on ends."""
+        lost = next(each for each, at in self._places.items() if at == place)
+        self.table.order(lost, Order.DRAIN)
 
     async def _probe(self, backend_id: str, place: int) -> None:
         self.table.observe(backend_id, ProbePassed(self._loop.time()))

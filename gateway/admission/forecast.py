@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from gateway.admission.queue import FairQueue
@@ -46,51 +46,90 @@ class Drain:
     """How fast a pool gives back cost tokens, over the last 10 to 60 s in which it had more work than room.
 
     Only such time counts: a pool with little to do did not drain slowly, it had little to drain. What was
-    measured long ago is forgotten: the pool may have more backends now, or fewer.
+    measured long ago is forgotten.
+
+    Each backend has a rate of its own. It counts while the backend serves, and is remembered while it does not. So
+    where one of two is lost, half of the rate is lost at once, and where it comes back, that comes back.
     """
 
     def __init__(self) -> None:
-        self._rate = Fading(_DRAIN_S)
+        self._rates: dict[str, Fading] = {}  # by backend
+        self._serving: Sequence[str] = ()
         self._seen = 0.0  # given back since nothing was known
         self._ended_tokens = self._ended_token_s = 0.0  # of as many ends as run
         self._silent_s = 0.0  # since the last end
         self._held_tokens = 0  # at the last measurement
         self._believed = False
+        self._stands = False  # somebody waited at the last measurement
+
+    def follow(self, serves: Mapping[str, bool]) -> None:
+        """Take over which backends the pool has, and whether each serves."""
+        self._rates = {each: self._rates.get(each) or Fading(_DRAIN_S) for each in serves}
+        self._serving = [each for each, does in serves.items() if does]
 
     def passed(
-        self, seconds: float, tokens: int, held_tokens: int = 0, token_s: float = 0.0
+        self, seconds: float, ended: Mapping[str, int], held_tokens: int = 0, token_s: float = 0.0
     ) -> None:
-        """Note that in so many seconds with more work than room so many tokens were given back.
+        """Note that in so many seconds with more work than room each that serves gave back so many tokens.
 
-        `token_s` is for how long they were held, summed over these tokens.
+        They hold `held_tokens`. `token_s` is for how long what ended was held, summed over its tokens.
 
         At the beginning of a burst nothing ends, and that is no slow drain: the rate is believed once half as
         much has ended as is held.
         """
+        tokens = sum(ended.values())
+        self._stands = True
         self._seen += tokens
         self._held_tokens = held_tokens
         self._believed = self._believed or self._seen >= _BELIEVED_RATIO * held_tokens
+        self._ended(seconds, tokens, held_tokens, token_s)
+        for each in self._serving:
+            self._rates[each].passed(seconds, ended.get(each, 0), self.memory_s)
+
+    def rested(
+        self, seconds: float, tokens: int = 0, held_tokens: int = 0, token_s: float = 0.0
+    ) -> None:
+        """Note that for so many seconds nobody waited; the rest as above."""
+        kept = math.exp(-seconds / _DRAIN_KEPT_S)
+        self._ended_tokens *= kept
+        self._ended_token_s *= kept
+        self._ended(seconds, tokens, held_tokens, token_s)
+        self._stands = False
+        for rate in self._rates.values():
+            rate.fade(seconds, _DRAIN_KEPT_S)
+        if self._seconds < _DRAIN_LEAST_S:
+            self._seen, self._believed = 0.0, False
+
+    def _ended(self, seconds: float, tokens: int, held_tokens: int, token_s: float) -> None:
+        """Learn how long what ended was held; what is held now weighs as much as all that ended before."""
         self._silent_s += seconds
         if tokens:
             kept = math.exp(-tokens / max(held_tokens, tokens))
             self._ended_tokens = kept * self._ended_tokens + tokens
             self._ended_token_s = kept * self._ended_token_s + token_s
             self._silent_s = 0.0
-        self._rate.passed(seconds, tokens, self.memory_s)
-
-    def rested(self, seconds: float) -> None:
-        """Note that for so many seconds nobody waited."""
-        self._rate.fade(seconds, _DRAIN_KEPT_S)
-        if self._rate.seconds < _DRAIN_LEAST_S:
-            self._seen, self._believed = 0.0, False
-            self._ended_tokens = self._ended_token_s = 0.0
 
     @property
     def tokens_per_s(self) -> float | None:
         """The rate; None while too little work, or no end of any, was seen."""
-        rate = self._rate
-        known = self._believed and rate.amount > 0 and rate.seconds >= _DRAIN_LEAST_S
-        return rate.per_s if known else None
+        per_s = sum(self._rates[each].per_s for each in self._serving)
+        known = self._believed and per_s > 0 and self._seconds >= _DRAIN_LEAST_S
+        return per_s if known else None
+
+    @property
+    def most_per_s(self) -> float | None:
+        """The rate, or before it is known what it can be at most; None while nobody knows, or nobody waits.
+
+        What is held drains within the time for which requests were held (Little's law). Those that had room were
+        held for less, so this is no less than the rate. It is known a second after the first had to wait.
+        """
+        stay_s = self._stay_s if self._stands else None
+        return self.tokens_per_s or (self._held_tokens / stay_s if stay_s else None)
+
+    @property
+    def _seconds(self) -> float:
+        """How much time was measured, as far as it is remembered."""
+        return max((rate.seconds for rate in self._rates.values()), default=0.0)
 
     @property
     def memory_s(self) -> float:
@@ -122,20 +161,22 @@ class Drain:
         """Return in how many seconds `tokens_ahead` will have drained; None when nobody knows.
 
         Where few long replies run, nothing ends for a while, and the measured rate falls. So the estimate is bounded
-        by the average stay of requests: what is held now drains within that time (Little's law).
+        by the average stay of requests: what is held now drains within that time (Little's law). Those that ended
+        before anybody waited tell nothing of that, so as much has to have ended since as is held.
         """
         rate, stay_s, held_tokens = self.tokens_per_s, self._stay_s, self._held_tokens
         if rate is None:
             return None
         eta_s = tokens_ahead / rate
-        if stay_s is None or not held_tokens:
+        if stay_s is None or not held_tokens or self._seen < held_tokens:
             return eta_s
         return min(eta_s, tokens_ahead * stay_s / held_tokens)
 
     def retry_after_s(self, tokens_ahead: int, u: float) -> float:
         """Return when to come again, 1 to 30 s; `u` in [0, 1) is the caller's random number."""
-        eta = self.eta_s(tokens_ahead)
-        wait = _RETRY_UNKNOWN_S if eta is None else eta
+        wait, most_per_s = self.eta_s(tokens_ahead), self.most_per_s
+        if wait is None:
+            wait = tokens_ahead / most_per_s if most_per_s else _RETRY_UNKNOWN_S
         longest = _RETRY_MOST_S / (1 + _JITTER)  # so that the bounds are jittered too
         return min(max(wait, _RETRY_LEAST_S), longest) * (1 + _JITTER * u)
 
@@ -214,18 +255,20 @@ class Forecast:
         for, and a pool with little to do would seem slow to the first burst.
         """
         backends = self._backends()
-        ends = [each.turnover.ends(now - seconds / 2) for each in backends]
-        tokens, token_s = sum(each.tokens for each in ends), sum(each.token_s for each in ends)
-        serving = any(each.phase in SERVING for each in backends)  # an outage drains nothing
-        works = tokens > 0 or any(each.in_flight for each in backends)
+        ends = {each.id: each.turnover.ends(now - seconds / 2) for each in backends}
+        serving = [each for each in backends if each.phase in SERVING]  # an outage drains nothing
+        ended = {each.id: ends[each.id].tokens for each in serving}
+        token_s = sum(ends[each.id].token_s for each in serving)
+        works = any(ended.values()) or any(each.in_flight for each in serving)
+        self.drain.follow({each.id: each.phase in SERVING for each in backends})
         by_adapter = {each.ask.route.adapter: each.ask for each in self._queue}
         queued = any(not awaits_load(backends, ask) for ask in by_adapter.values())
-        stands = serving and works and (queued or self._refused)
+        stands = works and (queued or self._refused)
         stood, self._stood, self._refused = self._stood, stands, False
         if seconds > 0 and stands and stood:
-            self.drain.passed(seconds, tokens, held_tokens(backends), token_s)
+            self.drain.passed(seconds, ended, held_tokens(serving), token_s)
         elif not stands:
-            self.drain.rested(seconds)
+            self.drain.rested(seconds, sum(ended.values()), held_tokens(serving), token_s)
         self._promises.passed(seconds)
         return self.drain
 

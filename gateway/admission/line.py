@@ -136,7 +136,7 @@ class Line:
     def tick(self, now: float, seconds: float) -> None:
         """Measure how fast the pool drains, and look after those who wait; about twice a second."""
         drain = self.forecast.tick(seconds, now)
-        self.patience.tick(seconds, drain.tokens_per_s, drain.probable_per_s, drain.memory_s)
+        self.patience.tick(seconds, drain.most_per_s, drain.probable_per_s, drain.memory_s)
         for each in self._backends:
             each.room.peak.calm = not self.patience.overloaded
         if self.queue:

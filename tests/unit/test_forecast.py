@@ -62,36 +62,48 @@ def test_keys_are_bounded_and_the_least_recent_goes_first_but_not_its_model():
 # --- drain ----------------------------------------------------------------------------------------
 
 
+def drain_of(*backends):
+    """Return the drain of a pool whose backends all serve."""
+    drain = Drain()
+    drain.follow(dict.fromkeys(backends or ("a",), True))
+    return drain
+
+
+def passed(drain, seconds, tokens, held_tokens=0, token_s=0.0):
+    """Let so many tokens end at its first backend."""
+    drain.passed(seconds, {"a": tokens}, held_tokens, token_s)
+
+
 def drained(drain, seconds, tokens_per_s=1000):
     """Let so many tokens end each second under steady work, told twice a second."""
     for _ in range(2 * seconds):
-        drain.passed(0.5, tokens_per_s // 2)
+        passed(drain, 0.5, tokens_per_s // 2)
 
 
 def test_a_pool_that_gave_nothing_back_has_no_rate():
-    drain = Drain()
+    drain = drain_of()
     assert drain.eta_s(100) is None
-    drain.passed(60.0, 0)
+    passed(drain, 60.0, 0)
     assert drain.eta_s(100) is None
 
 
 def test_the_rate_is_what_ends_per_second():
-    drain = Drain()
+    drain = drain_of()
     drained(drain, 30)
     assert drain.tokens_per_s == pytest.approx(1000, rel=0.05)
     assert drain.eta_s(5000) == pytest.approx(5, rel=0.05)
 
 
 def test_the_first_second_tells_no_rate():
-    drain = Drain()
-    drain.passed(0.5, 10_000)
+    drain = drain_of()
+    passed(drain, 0.5, 10_000)
     assert drain.tokens_per_s is None
-    drain.passed(0.75, 0)
+    passed(drain, 0.75, 0)
     assert drain.tokens_per_s is not None
 
 
 def test_work_that_does_not_end_makes_the_rate_fall():
-    drain = Drain()
+    drain = drain_of()
     drained(drain, 30)
     before_s = drain.eta_s(5000)
     drained(drain, 20, 0)
@@ -99,7 +111,7 @@ def test_work_that_does_not_end_makes_the_rate_fall():
 
 
 def test_the_rate_follows_a_change_within_seconds():
-    drain = Drain()
+    drain = drain_of()
     drained(drain, 60, 10_000)
     drained(drain, 20, 1000)
     assert 1000 < drain.tokens_per_s < 2500
@@ -117,13 +129,13 @@ def test_the_rate_follows_a_change_within_seconds():
     ],
 )
 def test_retry_after_is_the_jittered_wait_within_bounds(ahead, u, wait_s):
-    drain = Drain()
+    drain = drain_of()
     drained(drain, 60)
     assert drain.retry_after_s(ahead, u) == pytest.approx(wait_s, rel=0.05)
 
 
 def test_retry_after_has_an_answer_when_no_rate_is_known():
-    assert Drain().retry_after_s(10**6, 0.0) == 5.0
+    assert drain_of().retry_after_s(10**6, 0.0) == 5.0
 
 
 # --- promises -------------------------------------------------------------------------------------
@@ -168,9 +180,9 @@ def test_promises_are_bounded_and_the_least_recent_goes_first():
 
 
 def test_what_a_pool_drained_is_forgotten_when_nobody_waited_for_minutes():
-    drain = Drain()
+    drain = drain_of()
     for _ in range(60):
-        drain.passed(0.5, 500)
+        passed(drain, 0.5, 500)
     for _ in range(120):
         drain.rested(0.5)
     assert drain.tokens_per_s == pytest.approx(1000)
@@ -180,46 +192,100 @@ def test_what_a_pool_drained_is_forgotten_when_nobody_waited_for_minutes():
 
 
 def test_of_a_burst_the_first_end_is_no_slow_drain():
-    drain = Drain()
+    drain = drain_of()
     for second in range(10):
-        drain.passed(1.0, 100 if second == 9 else 0, held_tokens=1000)
+        passed(drain, 1.0, 100 if second == 9 else 0, held_tokens=1000)
     assert drain.tokens_per_s is None
-    drain.passed(1.0, 400, held_tokens=900)
+    passed(drain, 1.0, 400, held_tokens=900)
     assert drain.tokens_per_s is not None
 
 
 def test_what_is_held_drains_in_the_time_for_which_requests_are_held():
-    drain = Drain()
+    drain = drain_of()
     for _ in range(2):  # eight requests of 100 tokens begin and end together, each after 25 s
         for second in range(25):
-            drain.passed(1.0, 800 if second == 24 else 0, 800, 800 * 25.0)
-    drain.passed(20.0, 0, 800)
+            passed(drain, 1.0, 800 if second == 24 else 0, 800, 800 * 25.0)
+    passed(drain, 20.0, 0, 800)
     assert drain.eta_s(700) == pytest.approx(700 * 25 / 800)
-    drain.passed(8.0, 0, 800)
+    passed(drain, 8.0, 0, 800)
     assert drain.eta_s(700) == pytest.approx(700 * 25 / 800)
-    drain.passed(20.0, 0, 800)  # they end no more as before
+    passed(drain, 20.0, 0, 800)  # they end no more as before
     assert drain.eta_s(700) > 40.0
 
 
 def test_a_drain_is_remembered_for_as_long_as_requests_stay():
-    drain = Drain()
+    drain = drain_of()
     rates = []
     for _ in range(6):  # eight requests of 100 tokens begin and end together, each after 40 s
         for second in range(40):
-            drain.passed(1.0, 800 if second == 39 else 0, 800, 800 * 40.0)
+            passed(drain, 1.0, 800 if second == 39 else 0, 800, 800 * 40.0)
             rates.append(drain.tokens_per_s or 0.0)
     assert max(rates[80:]) < 3.5 * min(rates[80:])  # over 10 s it would vary by fifty times
     assert drain.memory_s == pytest.approx(40.0)
     for _ in range(3):
-        drain.passed(1.0, 800, 800, 800 * 600.0)
+        passed(drain, 1.0, 800, 800, 800 * 600.0)
     assert drain.memory_s == 60.0
 
 
 def test_a_drain_is_probably_more_until_what_runs_has_ended_once_and_a_half_times():
-    drain = Drain()
+    drain = drain_of()
     assert drain.probable_per_s is None
     for _ in range(14):
-        drain.passed(0.5, 500, held_tokens=5000)
+        passed(drain, 0.5, 500, held_tokens=5000)
     assert drain.probable_per_s == pytest.approx(1.15 * drain.tokens_per_s)
-    drain.passed(0.5, 500, held_tokens=5000)
+    passed(drain, 0.5, 500, held_tokens=5000)
     assert drain.probable_per_s == drain.tokens_per_s == pytest.approx(1000)
+
+
+def test_a_backend_that_is_lost_takes_its_part_of_the_rate_with_it_and_brings_it_back():
+    drain = drain_of("a", "b")
+    for _ in range(60):
+        drain.passed(0.5, {"a": 500, "b": 1500})
+    drain.follow({"a": True, "b": False})
+    assert drain.tokens_per_s == pytest.approx(1000)
+    drain.passed(10.0, {"a": 10_000})
+    drain.follow({"a": True, "b": True})
+    assert drain.tokens_per_s == pytest.approx(4000)
+    drain.follow({"a": True})
+    drain.follow({"a": True, "b": True})  # another by its name
+    assert drain.tokens_per_s == pytest.approx(1000)
+
+
+def rests(drain, seconds, stay_s):
+    """Let nobody wait while 1,000 tokens are held, each for so long."""
+    tokens = round(1000 / stay_s)
+    for _ in range(seconds):
+        drain.rested(1.0, tokens, 1000, tokens * stay_s)
+
+
+def test_before_the_rate_is_known_it_is_at_most_what_is_held_over_how_long_requests_stayed():
+    drain = drain_of()
+    rests(drain, 30, 5.0)
+    assert drain.most_per_s is None  # nobody waits: what ends is what comes
+    passed(drain, 0.5, 0, 1500)
+    assert (drain.tokens_per_s, drain.eta_s(600)) == (None, None)
+    assert drain.most_per_s == pytest.approx(300)
+    assert drain.retry_after_s(3000, 0.0) == pytest.approx(10.0)
+    for _ in range(10):
+        passed(drain, 0.5, 125, 1500, 125 * 6.0)
+    assert drain.most_per_s == drain.tokens_per_s == pytest.approx(250, rel=0.1)
+
+
+def test_how_long_requests_stayed_while_there_was_room_tells_not_when_those_that_wait_have_their_turn():
+    drain = drain_of()
+    rests(drain, 30, 1.0)
+    for _ in range(20):
+        passed(drain, 0.5, 100, 3000, 100 * 15.0)
+    assert drain.eta_s(1000) == pytest.approx(5.0)
+    for _ in range(20):
+        passed(drain, 0.5, 100, 3000, 100 * 15.0)
+    assert drain.eta_s(1000) < 5.0
+
+
+def test_how_long_requests_stayed_is_forgotten_when_none_came_for_minutes():
+    drain = drain_of()
+    rests(drain, 30, 5.0)
+    for _ in range(300):
+        drain.rested(1.0)
+    passed(drain, 0.5, 0, 1000)
+    assert drain.most_per_s is None

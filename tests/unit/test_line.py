@@ -49,14 +49,16 @@ async def test_while_the_only_backend_starts_slowly_nobodys_wait_is_shortened():
 async def test_early_in_a_burst_a_fair_share_is_of_the_drain_that_will_probably_be_found():
     world = House(m=["http://127.0.0.1:8001"])
     line = line_of(world)
-    line.forecast.drain.passed(10.0, 10 * int(DRAIN), held_tokens=10 * int(DRAIN))
+    drained = {"m/b1": 10 * int(DRAIN)}
+    line.forecast.drain.follow({"m/b1": True})
+    line.forecast.drain.passed(10.0, drained, held_tokens=10 * int(DRAIN))
     assert line.forecast.drain.probable_per_s > 1.14 * DRAIN
     line.came(world.ask("small", tokens=500))
     line.came(world.ask("larger", tokens=640))
     line.tick(world.loop.time(), 10.0)
     # Of 100 tokens a second 50 would be its share, and it would pay for its 64. Of the probable 115 it has 65.
     assert line.patience.load("larger") == 1.0
-    line.forecast.drain.passed(10.0, 10 * int(DRAIN), held_tokens=10)
+    line.forecast.drain.passed(10.0, drained, held_tokens=10)
     line.came(world.ask("small", tokens=500))
     line.came(world.ask("larger", tokens=640))
     line.tick(world.loop.time(), 10.0)

@@ -146,3 +146,12 @@ def test_the_table_tells_the_worst_share_that_was_refused_below_the_capacity():
     text = table_of([cell("0.6", 0), cell("0.8", 3), cell("0.9", 1)])
     (line,) = (each for each in text.splitlines() if each.startswith("refused below 1 x"))
     assert "0.030 (0.030)!" in line
+
+
+def test_while_one_of_two_servers_is_lost_the_other_protects_itself_at_once():
+    """Half of the load is refused, and who is served does not wait for seconds as before a queue is known."""
+    (cell,) = cells_of(STUDY, "lost", 1)
+    assert cell.lost_at_s == cell.window[0]
+    found = in_virtual_time(measure(STUDY, "default", cell, seed=1))
+    assert found["goodput_per_s"] > 0.6 * STUDY.capacity_per_s
+    assert found["ttft_s"]["p99"] < 1.0
