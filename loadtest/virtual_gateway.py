@@ -103,8 +103,7 @@ class Gateway:
 
     def lose(self, place: int) -> None:
         """Send no more to an engine, as when it is to restart; what it works on ends."""
-        lost = next(each for each, at in self._places.items() if at == place)
-        self.table.order(lost, Order.DRAIN)
+        self.table.order(self.table.backends("m")[place].id, Order.DRAIN)
 
     async def _probe(self, backend_id: str, place: int) -> None:
         self.table.observe(backend_id, ProbePassed(self._loop.time()))

@@ -13,7 +13,7 @@ from gateway.cli.console import Exit, VerbError
 if TYPE_CHECKING:
     from gateway.config.load import Loaded
 
-# `readable=False`: a file that may not be read is a finding as well, not a wrong command line.
+# `readable=False`: `check_file` tells that a file may not be read, with exit code 3. Typer would exit with 2.
 ConfigFile = Annotated[
     Path,
     typer.Option(

@@ -31,10 +31,14 @@ from gateway.core.errors import ConfigError
 
 _STAND_IN: Final = {"pools-are-wrong": {"backends": ["http://pools-are-wrong"]}}
 _SECRET_CHARS: Final = 4  # shorter texts are no secrets, and occur within other words
-_NO_FILE: Final = (
-    "give its path with -c, or have one written: `vllm-gateway init --from http://HOST:8000`"
-)
-_NO_RIGHT: Final = "the user who runs this must be allowed to read it (`chown USER FILE`), and to enter its folders"
+_HINTS: Final[Mapping[type[OSError], str]] = {
+    FileNotFoundError: (
+        "give its path with -c, or have one written: `vllm-gateway init --from http://HOST:8000`"
+    ),
+    PermissionError: (
+        "the user who runs this must be allowed to read it (`chown USER FILE`) and to enter its folders"
+    ),
+}
 _MOST_BYTES: Final = 16 * 1024**2  # more is a log or a model, whose reading would fill the memory
 _ROUNDS: Final = 20  # of removing wrong values; each removes at least one
 
@@ -108,10 +112,7 @@ def check_file(path: Path, env: Mapping[str, str] = os.environ) -> Checked:
             raw = opened.read(_MOST_BYTES + 1)
     except OSError as error:
         message = f"cannot read the file: {error.strerror or error}"
-        hint = _NO_FILE if isinstance(error, FileNotFoundError) else ""
-        if isinstance(error, PermissionError):
-            hint = _NO_RIGHT
-        return _unusable(path, "unreadable-file", message, hint)
+        return _unusable(path, "unreadable-file", message, _HINTS.get(type(error), ""))
     if len(raw) > _MOST_BYTES:
         message = f"the file is larger than {format_size(_MOST_BYTES)}, so it is no settings file"
         return _unusable(path, "unreadable-file", message)
