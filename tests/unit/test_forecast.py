@@ -266,6 +266,8 @@ def test_before_the_rate_is_known_it_is_at_most_what_is_held_over_how_long_reque
     assert (drain.tokens_per_s, drain.eta_s(600)) == (None, None)
     assert drain.most_per_s == pytest.approx(300)
     assert drain.retry_after_s(3000, 0.0) == pytest.approx(10.0)
+    rests(drain, 1, 5.0)
+    assert drain.most_per_s is None
     for _ in range(10):
         passed(drain, 0.5, 125, 1500, 125 * 6.0)
     assert drain.most_per_s == drain.tokens_per_s == pytest.approx(250, rel=0.1)

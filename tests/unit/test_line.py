@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from gateway.admission.bounds import Limits
 from gateway.admission.line import Line
 from gateway.routing.choice import Chooser
@@ -63,3 +65,19 @@ async def test_early_in_a_burst_a_fair_share_is_of_the_drain_that_will_probably_
     line.came(world.ask("larger", tokens=640))
     line.tick(world.loop.time(), 10.0)
     assert line.patience.load("larger") > 1.0
+
+
+@held
+async def test_a_backend_that_is_down_no_longer_counts_in_the_drain_until_it_is_back():
+    world = House(m=["http://127.0.0.1:8001", "http://127.0.0.1:8002"])
+    line = line_of(world)
+    drain = line.forecast.drain
+    line.tick(world.loop.time(), 0.5)
+    drain.passed(10.0, {"m/b1": 400, "m/b2": 600}, held_tokens=100)
+    assert drain.tokens_per_s == 100.0
+    world.down("m/b2")
+    line.tick(world.loop.time(), 0.5)
+    assert drain.tokens_per_s == pytest.approx(40.0)
+    world.up("m/b2")
+    line.tick(world.loop.time(), 0.5)
+    assert drain.tokens_per_s == pytest.approx(100.0)
