@@ -3,12 +3,19 @@
 import os
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # How fast an example runs says something about the machine, not about the code. New examples are
 # sought wherever people run the tests; a change is judged by the same ones each time.
 settings.register_profile("gateway", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True, database=None)
+# CI tests some Pythons with what others leave of two processors: how long examples take to draw is no finding there.
+settings.register_profile(
+    "ci",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("ci" if os.environ.get("CI") else "gateway")
 
 # Processes that run tests for xdist have the size of some terminal in their environment, and tables that
