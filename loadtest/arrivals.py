@@ -40,6 +40,20 @@ class Profile:
         """Return the profile with a single one of its kinds."""
         return replace(self, mix=tuple(each for each in self.mix if each[0].name == kind))
 
+    def batch(self, times: int) -> Profile:
+        """Return the profile's short prompts with replies so many times as long."""
+        ((short, count),) = self.only("short").mix
+        least, most = short.output_tokens
+        return replace(
+            self, mix=((replace(short, output_tokens=(times * least, times * most)), count),)
+        )
+
+    @property
+    def output_tokens(self) -> float:
+        """The mean length of a reply."""
+        total = sum(count * sum(kind.output_tokens) / 2 for kind, count in self.mix)
+        return total / sum(count for _, count in self.mix)
+
 
 @dataclass(frozen=True, slots=True)
 class Phase:

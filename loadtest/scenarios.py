@@ -14,6 +14,7 @@ LONGEST_S: Final = 30.0
 SHARERS: Final = 8  # tenants of the fairness scenario
 TIMES: Final = 50.0  # the greedy one sends this many times its share
 LOST_S: Final = 10.0  # at least, after a server is lost: what happens at once counts
+LASTS: Final = 4.0  # times as long as other cells, where a load lasts
 TENANTS: Final = ("t1", "t2", "t3", "t4")
 QUIET: Final = tuple(f"quiet{i}" for i in range(1, SHARERS))
 NAMES: Final = ("levels", "surge", "fairness", "classes")
@@ -94,6 +95,16 @@ class Study:
         short = replace(self, seconds=max(LOST_S, self.lead_s))
         cell = short.level(1.0)
         return replace(cell, scenario="lost", label="1", lost_at_s=cell.window[0])
+
+    def lasting(self, level: float) -> Cell:
+        """Return a constant load for four times as long, of which the second half counts: a queue grows slowly."""
+        half_s = LASTS / 2 * self.seconds
+        longer = replace(self, lead_s=self.lead_s + half_s, seconds=half_s)
+        return replace(longer.level(level), scenario="lasting")
+
+    def changed(self) -> Cell:
+        """Return 1.4 x capacity, which counts from the first moment on. What came before is `Profile.batch`."""
+        return replace(replace(self, lead_s=0.0).level(1.4), scenario="changed")
 
     def _steady(self, level: float) -> list[Phase]:
         rate_per_s = level * self.capacity_per_s

@@ -10,6 +10,8 @@ arms which did not change need not be measured again.
 
 Each cell begins with half load for a while: a gateway that met its engines before. The scenario `cold` is
 4 x without it. In `lost` one of two servers takes no new request from the moment on at which counting begins.
+In `lasting` a load of little more than the capacity goes on for minutes, and in `changed` 1.4 x of the usual requests
+follow a batch of replies that were ten times as long.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from loadtest.engines import BENCHES, Bench
 from loadtest.openloop import Target, closed_loop, fire
 from loadtest.outcomes import Outcome, figures
 from loadtest.overload import goodput
-from loadtest.scenarios import TENANTS, Cell, Study
+from loadtest.scenarios import LASTS, TENANTS, Cell, Study
 from loadtest.simulated_table import table_of
 from loadtest.virtual import Direct, Engines, VirtualLoop, fewest_open
 from loadtest.virtual_gateway import Gateway
@@ -42,8 +44,10 @@ ARMS: Final[dict[str, dict[str, Any] | None]] = {
     "gateway-off": {"admission": "off"},
     "direct": None,
 }
-SCENARIOS: Final = ("levels", "surge", "fairness", "classes", "cold", "lost")
+SCENARIOS: Final = ("levels", "surge", "fairness", "classes", "cold", "lost", "lasting", "changed")
 LEVELS: Final = (0.5, 0.6, 0.8, 0.9, 1.0, 2.0, 4.0)
+LASTING: Final = (1.0, 1.05, 1.1)
+BATCH_TIMES: Final = 10  # as long as short replies
 COUNT: Final = 2  # servers
 WARM_S: Final = 20.0  # at least, of half load before a cell
 GRACE_TIMES: Final = 3.0  # of the lead: so long after the last arrival what still runs is cut
@@ -67,10 +71,21 @@ def cells_of(bench: Bench, scenario: str, seed: int) -> list[Cell]:
     )
     if scenario == "cold":
         return [replace(study.level(4.0), scenario="cold", label="4")]
-    warm_s = max(WARM_S, bench.lead_s)
-    before = plan([Phase(warm_s, 0.5 * bench.capacity_per_s)], bench.profile, TENANTS, seed + 500)
+    warm_s, half_per_s = max(WARM_S, bench.lead_s), 0.5 * bench.capacity_per_s
+    before = plan([Phase(warm_s, half_per_s)], bench.profile, TENANTS, seed + 500)
+    match scenario:
+        case "lost":
+            cells = [study.lost()]
+        case "lasting":
+            cells = [study.lasting(level) for level in LASTING]
+        case "changed":
+            cells, warm_s = [study.changed()], LASTS * warm_s
+            batch = bench.profile.batch(BATCH_TIMES)
+            per_s = half_per_s * bench.profile.output_tokens / batch.output_tokens
+            before = plan([Phase(warm_s, per_s)], batch, ("batch",), seed + 500)
+        case _:
+            cells = study.cells(scenario, [*LEVELS])
     found = []
-    cells = [study.lost()] if scenario == "lost" else study.cells(scenario, [*LEVELS])
     for cell in cells:
         later = [replace(shot, at_s=shot.at_s + warm_s) for shot in cell.shots]
         window = (cell.window[0] + warm_s, cell.window[1] + warm_s)

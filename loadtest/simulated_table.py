@@ -110,6 +110,12 @@ def _least_of_refusals(name: str) -> Callable[[Cells, list[Cells], Cells | None]
     return value
 
 
+def _lasting(level: str) -> Callable[[Cells, list[Cells], Cells | None], float]:
+    return lambda own, *_: (
+        own["lasting", level]["goodput_per_s"] / own["lasting", "1"]["offered_per_s"]
+    )
+
+
 _Line = tuple[str, float | None, float | None, Callable[..., float]]
 _LINES: Final[tuple[_Line, ...]] = (
     ("good/s at 2 x / best arm's", KEPT_RATIO, None, _against_best("2")),
@@ -172,6 +178,18 @@ _LINES: Final[tuple[_Line, ...]] = (
         None,
         lambda own, *_: own["cold", "4"]["goodput_per_s"] / _good(own, "4"),
     ),
+    *(
+        (f"lasts at {x} x: good/s / capacity", KEPT_RATIO, None, _lasting(x))
+        for x in ("1", "1.05", "1.1")
+    ),
+    (
+        "after long replies at 1.4 x: good/s / capacity",
+        KEPT_RATIO,
+        None,
+        lambda own, *_: (
+            1.4 * own["changed", "1.4"]["goodput_per_s"] / own["changed", "1.4"]["offered_per_s"]
+        ),
+    ),
     (
         "half lost at 1 x: good/s / half of 2 x",
         KEPT_RATIO,
@@ -192,7 +210,7 @@ def _levels(engine: str, cells: Sequence[Found]) -> str:
     head = ["load", "arm", "offered/s", "good/s", "good tokens/s", "long good", "p50 s", "p99 s"]
     head += ["gap p99 s", "refused", "at once", "preempted"]
     rows = []
-    chosen = [each for each in cells if each["scenario"] in ("levels", "cold", "lost")]
+    chosen = [e for e in cells if e["scenario"] not in ("surge", "fairness", "classes")]
     for scenario, label in dict.fromkeys((e["scenario"], e["label"]) for e in chosen):
         for arm in dict.fromkeys(each["arm"] for each in cells):
             mine = [

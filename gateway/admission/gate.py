@@ -86,10 +86,13 @@ class Gate:
             self.needs.learn(record)
             line = self._lines.get(record.pool or "")
             sent_at, ended_at = record.sent_at, record.ended_at
-            whole = record.outcome is _OK and not record.stream
-            if line is None or line.queue or not whole or record.endpoint in NO_ENGINE:
-                continue  # `patience` learns only while nobody waits
-            if sent_at and ended_at:
+            if line is None or record.outcome is not _OK or record.endpoint in NO_ENGINE:
+                continue
+            if not (sent_at and ended_at):
+                continue
+            if record.stream:
+                line.patience.streamed(ended_at - sent_at)
+            elif not line.queue:  # it learns quiet times only
                 line.patience.whole.learn(ended_at - sent_at, 0)
 
     # --- in and out -------------------------------------------------------------------------------

@@ -174,11 +174,12 @@ class Line:
         waiting, need = Waiting(ask, turn, now, deadline, body_bytes, announce), ask.need
         if awaits_load(self._backends, ask):
             return waiting  # it waits for a load, and that ends
-        waiting.target_s = self.patience.target_s(
+        waiting.allowed = self.patience.allowed(
             need.prompt_tokens, streams=need.streams, returned=ask.returned, slo_s=self._slo_s
         )
         if self._may_hurry(now):
-            waiting.hurry(now + waiting.target_s * self.patience.stretch(waiting.tenant))
+            load = self.patience.load(waiting.tenant)
+            waiting.hurry(now + self.patience.wait_s(load, waiting.allowed))
         return waiting
 
     def doubt(self, waiting: Waiting) -> float:
@@ -273,16 +274,17 @@ class Line:
 
     def _may_hurry(self, now: float) -> bool:
         """Whether the pool may end waits before their settings do, see `Patience`."""
-        return self._guarded and self.patience.overloaded and not all_start(self._backends, now)
+        return self._guarded and self.patience.bounds_waits and not all_start(self._backends, now)
 
     def _hurry(self, now: float) -> None:
         """Let nobody wait longer than who comes now: else those from before an overload would hold up all others.
 
         Without it the simulated study engine serves 18 good replies/s at 4 x its load, not 52 (seed 1).
         """
-        stretches = {tenant: self.patience.stretch(tenant) for tenant in self.queue.tenants}
+        loads = {tenant: self.patience.load(tenant) for tenant in self.queue.tenants}
         for waiting in self.queue:
-            deadline = waiting.came_at + waiting.target_s * stretches[waiting.tenant]
+            wait_s = self.patience.wait_s(loads[waiting.tenant], waiting.allowed)
+            deadline = waiting.came_at + wait_s
             if deadline < waiting.deadline:
                 self.queue.hurry(waiting, max(now, deadline))
 

@@ -9,10 +9,12 @@ first token. Which of the two it is follows from two rates, both in tokens of ex
              it can be
     load     demand / drain
 
-    load <= n   the queue will empty: the pool's `queue.max_wait` alone bounds the wait
-    load > n    0.2 target / (load - n) ^ 1.5, at least the target: a little too much is worth a wait,
-                twice too much is not, for the queue only grows
-    n           1.1, and with few requests more: a load measured of 50 is by chance up to 1.3
+    load <= (1 + n) / 2   the queue will empty: the pool's `queue.max_wait` alone bounds the wait
+    load <= n             it may as well grow: five targets, and for a stream at least what streams usually take.
+                          A request that came again as it was told may wait as above
+    load > n              no more than that, and 0.2 target / (load - n) ^ 1.5, at least the target: a little too
+                          much is worth a wait, twice too much is not, for the queue only grows
+    n                     1.1, and with few requests more: a load measured of 50 is by chance up to 1.3
 
 The target follows from what the pool does when nobody waits: a request may be as late again as its own
 prompt takes to be read, or three times as late as the quickest tenth of first tokens. So it is short for
@@ -26,7 +28,7 @@ the load that counts for it rises to that of the pool.
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.pools.rate import Fading
 
@@ -38,6 +40,10 @@ _BASES: Final = 3.0  # times that decile a request may wait, however short its p
 _CALM: Final = 0.8  # of a fair share: from here on a tenant pays; less is due to it
 _FULL: Final = 1.0  # and here in full
 _NOISE: Final = 0.1  # of the drain: a few long replies more or less. More where requests are few
+# Times the target, where the queue may grow. Without this bound and that of streams, a load of 1 to 1.1 that lasted had
+# waits of 3 to 6 s (four simulated engines). From a load of 1 on it would refuse .4 % at 0.9 x where caches are scarce.
+_MOST: Final = 5.0
+_STEP: Final = 0.025  # of how long streams take: after a hundred of another length it is known
 # Of targets. Where n is 1.1, a load of 1.2 is worth a wait of 6.3, 1.3 of 2.2, 1.45 of one. Four simulated engines.
 _SLACK: Final = 0.2
 _STEEP: Final = 1.5
@@ -73,12 +79,23 @@ class Quiet:
         return decile + step * (_DECILE if seen > decile else _DECILE - 1)
 
 
+class Allowed(NamedTuple):
+    """How late a request may be, in seconds."""
+
+    target_s: float  # in a queue that grows
+    most_s: float  # in one that may or may not
+
+
+UNKNOWN: Final = Allowed(math.inf, math.inf)
+
+
 class Patience:
     """What one pool lets its requests wait. Its line feeds it, about twice a second but for `came`."""
 
     def __init__(self) -> None:
         self.first = Quiet()  # to the first token of a stream
         self.whole = Quiet()  # to the end of a reply that is no stream
+        self.stream_s = math.inf  # that a streamed reply takes: the median; infinite while unknown
         self._came: dict[str, int] = {}  # tokens by tenant, since the last tick
         self._requests = 0  # since then
         self._arrivals = Fading(_DEMAND_S)  # of requests
@@ -95,6 +112,12 @@ class Patience:
         """Note a request, whatever becomes of it."""
         self._came[tenant] = self._came.get(tenant, 0) + tokens
         self._requests += 1
+
+    def streamed(self, seconds: float) -> None:
+        """Take in how long a streamed reply took. Steps up and down balance at the median."""
+        known = self.stream_s
+        step = 1 + _STEP if seconds > known else 1 - _STEP
+        self.stream_s = seconds if known == math.inf else step * known
 
     def tick(
         self,
@@ -134,8 +157,18 @@ class Patience:
 
     @property
     def overloaded(self) -> bool:
-        """Whether anybody may be held to a shorter wait than the setting."""
+        """Whether more comes than ends, and that is no chance."""
         return self._load > self._noise
+
+    @property
+    def bounds_waits(self) -> bool:
+        """Whether anybody may be held to a shorter wait than the setting."""
+        return self._load > self._surely
+
+    @property
+    def _surely(self) -> float:
+        """Up to this load a queue surely empties, be there chance in it or not."""
+        return (1 + self._noise) / 2
 
     def load(self, tenant: str) -> float:
         """Return demand over drain, as far as a tenant pays for it; 0 while nobody knows."""
@@ -145,28 +178,34 @@ class Patience:
         pays = (own / self._fair - _CALM) / (_FULL - _CALM)
         return 1 + (self._load - 1) * min(1.0, max(0.0, pays))
 
-    def target_s(
+    def allowed(
         self, prompt_tokens: int, *, streams: bool, returned: bool = False, slo_s: float | None = None
-    ) -> float:  # fmt: skip
-        """Return how late a request may be in a queue that stands; infinite while nobody knows.
+    ) -> Allowed:  # fmt: skip
+        """Return how late a request may be; infinite while nobody knows.
 
         One that `returned` was refused before, and came again when it was told to. The answer stays the
-        same while anybody waits, for nothing is learned meanwhile.
+        same while anybody waits, for nothing is learned meanwhile but how long streams take.
         """
         quiet = self.first if streams else self.whole
         if quiet.base_s is None:
-            return math.inf
+            return UNKNOWN
         quiet_s = quiet.first_token_s(prompt_tokens)
         if streams and slo_s is not None and slo_s > quiet_s:
-            target_s = slo_s - quiet_s
+            target_s = most_s = slo_s - quiet_s
         else:
             target_s = max(quiet_s, _BASES * quiet.base_s)
-        return target_s * (_RETURNED if returned else 1.0)
+            most_s = max(_MOST * target_s, self.stream_s if streams else 0.0)
+        return Allowed(_RETURNED * target_s, math.inf) if returned else Allowed(target_s, most_s)
 
-    def stretch(self, tenant: str) -> float:
-        """Return how many targets a tenant's requests may wait; infinite when the queue will empty."""
-        excess = self.load(tenant) - self._noise
-        return max(1.0, _SLACK * math.pow(excess, -_STEEP)) if excess > 0 else math.inf
+    def wait_s(self, load: float, allowed: Allowed) -> float:
+        """Return how long a request may wait, at its tenant's load; infinite when the queue will empty."""
+        if load <= self._surely:
+            return math.inf
+        excess = load - self._noise
+        if excess <= 0:
+            return allowed.most_s
+        wait_s = _SLACK * allowed.target_s * math.pow(excess, -_STEEP)
+        return max(allowed.target_s, min(allowed.most_s, wait_s))
 
 
 def _fair(rates: list[float], drain: float) -> float:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from gateway.admission.patience import UNKNOWN, Allowed
 from gateway.core.endpoints import NO_ENGINE
 from gateway.core.exclusion import Choice
 from gateway.core.types import SERVING, Ask, Exclusion, Need, Phase, Slot
@@ -52,7 +52,7 @@ class Waiting:
     deadline: float
     body_bytes: int = 0
     announce: Announce | None = None
-    target_s: float = math.inf  # how late it may be where the queue stands
+    allowed: Allowed = UNKNOWN  # how late it may be
     hurried: bool = False  # what the pool allows ends its wait, not a setting nor its client
     announced_at: float = field(init=False)
     ahead_tokens: int = 0  # when it was last announced

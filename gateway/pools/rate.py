@@ -37,7 +37,10 @@ class Rate:
 
 
 class Fading:
-    """How fast something went on average, over a memory that fades: what is older by it weighs 1/e."""
+    """How fast something went on average, over a memory that fades: what is older by it weighs 1/e.
+
+    A memory that gets shorter counts at once: all that was before weighs no more than that many seconds.
+    """
 
     def __init__(self, memory_s: float) -> None:
         self.amount = 0.0  # fades with age, as does the next
@@ -53,6 +56,8 @@ class Fading:
     def fade(self, seconds: float, memory_s: float) -> None:
         """Let time pass in which nothing was measured."""
         kept = math.exp(-seconds / memory_s)
+        if self.seconds > memory_s:
+            kept *= memory_s / self.seconds
         self.amount *= kept
         self.seconds *= kept
 

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from gateway.admission.patience import Patience, Quiet
+from gateway.admission.patience import Allowed, Patience, Quiet
+from gateway.pools.rate import Fading
 
 
 def quiet(base_s=0.04, tokens_per_s=20_000, count=400):
@@ -28,8 +29,14 @@ def pool(*, drain=1000.0, seconds=60, **demand):
     return patience
 
 
-def wait_s(patience, tenant="a", prompt_tokens=10, **more):
-    return patience.target_s(prompt_tokens, streams=True, **more) * patience.stretch(tenant)
+def wait_s(patience, tenant="a", prompt_tokens=10, *, streams=True, **more):
+    allowed = patience.allowed(prompt_tokens, streams=streams, **more)
+    return patience.wait_s(patience.load(tenant), allowed)
+
+
+def targets(patience, tenant="a"):
+    """How many targets a tenant's request may wait."""
+    return patience.wait_s(patience.load(tenant), Allowed(1.0, math.inf))
 
 
 # --- what is quiet ----------------------------------------------------------------------------------
@@ -64,9 +71,53 @@ def test_while_nothing_is_known_only_the_setting_bounds_the_wait():
     assert wait_s(pool(drain=None, a=2000)) == math.inf
 
 
-@pytest.mark.parametrize("per_s", [100, 900, 1000, 1090])
+@pytest.mark.parametrize("per_s", [100, 900, 1000, 1040])
 def test_a_queue_that_will_empty_absorbs_a_burst(per_s):
     assert wait_s(pool(a=per_s)) == math.inf
+
+
+@pytest.mark.parametrize("per_s", [1060, 1090])
+def test_where_it_may_grow_a_stream_may_begin_as_late_as_streams_usually_take(per_s):
+    patience = pool(a=per_s)
+    assert wait_s(patience) == math.inf  # none has ended
+    for seconds in [0.4, 2.0, 30.0] * 200:
+        patience.streamed(seconds)
+    assert wait_s(patience) == pytest.approx(2.0, rel=0.1)
+    assert wait_s(patience, prompt_tokens=20_000) == pytest.approx(5 * 1.04, rel=0.1)
+
+
+def test_it_waits_no_longer_where_a_little_more_comes_than_chance_explains():
+    patience = pool(a=1110)
+    patience.streamed(2.0)
+    assert wait_s(patience) == 2.0
+
+
+def test_streams_of_another_length_are_known_after_a_hundred():
+    patience = pool(a=1070)
+    patience.streamed(25.0)
+    for _ in range(120):
+        patience.streamed(1.5)
+    assert wait_s(patience) == pytest.approx(1.5, rel=0.05)
+
+
+def test_where_it_may_grow_what_is_no_stream_may_be_five_targets_late():
+    patience = pool(a=1070)
+    patience.streamed(2.0)
+    for _ in range(100):
+        patience.whole.learn(5.0, 0)
+    assert wait_s(patience, streams=False) == pytest.approx(75.0, rel=0.1)
+
+
+def test_where_it_may_grow_a_set_objective_is_kept():
+    patience = pool(a=1070)
+    patience.streamed(30.0)
+    assert wait_s(patience, slo_s=2.0) == pytest.approx(1.96, rel=0.01)
+
+
+def test_where_it_may_grow_who_came_again_as_told_has_its_turn():
+    patience = pool(a=1070)
+    patience.streamed(2.0)
+    assert wait_s(patience, returned=True) == math.inf
 
 
 def test_the_more_comes_than_ends_the_shorter_is_the_wait_down_to_the_target():
@@ -77,9 +128,18 @@ def test_the_more_comes_than_ends_the_shorter_is_the_wait_down_to_the_target():
     assert waits[-1] == pytest.approx(3 * 0.04, rel=0.1)
 
 
-@pytest.mark.parametrize(("per_s", "targets"), [(1200, 6.3), (1300, 2.2), (1450, 1.0), (1600, 1.0)])
-def test_a_load_little_over_the_drain_is_worth_a_wait_of_some_targets(per_s, targets):
-    assert pool(a=per_s).stretch("a") == pytest.approx(targets, rel=0.05)
+@pytest.mark.parametrize(("per_s", "worth"), [(1200, 6.3), (1300, 2.2), (1450, 1.0), (1600, 1.0)])
+def test_a_load_little_over_the_drain_is_worth_a_wait_of_some_targets(per_s, worth):
+    assert targets(pool(a=per_s)) == pytest.approx(worth, rel=0.05)
+
+
+def test_a_memory_that_gets_shorter_counts_at_once():
+    rate = Fading(8.0)
+    for _ in range(200):
+        rate.passed(0.5, 10.0, memory_s=60.0)
+    for _ in range(16):
+        rate.passed(0.5, 100.0)
+    assert rate.per_s == pytest.approx(20 + 180 * (1 - 1 / math.e), rel=0.02)
 
 
 @pytest.mark.parametrize(("requests_per_s", "seen"), [(20, True), (0.5, False)])
@@ -112,10 +172,10 @@ def test_a_set_objective_leaves_what_the_first_token_itself_does_not_need():
 
 def test_what_is_no_stream_goes_by_whole_replies():
     overloaded = pool(a=4000)
-    assert overloaded.target_s(10, streams=False) == math.inf  # none was seen
+    assert wait_s(overloaded, streams=False) == math.inf  # none was seen
     for _ in range(100):
         overloaded.whole.learn(5.0, 0)
-    assert overloaded.target_s(10, streams=False) == pytest.approx(15.0, rel=0.1)
+    assert wait_s(overloaded, streams=False) == pytest.approx(15.0, rel=0.1)
 
 
 # --- who pays -----------------------------------------------------------------------------------------
@@ -131,8 +191,8 @@ def test_a_tenant_that_asks_for_little_waits_as_if_the_pool_were_not_overloaded(
 @pytest.mark.parametrize("asks", [100, 300, 370])
 def test_a_tenant_that_asks_for_less_than_is_due_to_it_does_not_pay(asks):
     patience = pool(small=asks, greedy=5_000)  # 500 of 1,000 are due to each
-    assert patience.stretch("small") == math.inf
-    assert patience.stretch("greedy") == 1.0
+    assert targets(patience, "small") == math.inf
+    assert targets(patience, "greedy") == 1.0
 
 
 def test_a_tenant_pays_more_the_nearer_it_comes_to_a_fair_share():

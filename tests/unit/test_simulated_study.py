@@ -109,6 +109,38 @@ def test_a_cell_begins_with_half_load_that_does_not_count():
     assert cold.window[0] == STUDY.lead_s
 
 
+def test_a_load_that_lasts_counts_in_its_second_half():
+    once, *_ = cells_of(STUDY, "lasting", 1)
+    assert (once.scenario, once.label) == ("lasting", "1")
+    half_s = 2 * STUDY.seconds
+    assert once.window == (WARM_S + STUDY.lead_s + half_s, WARM_S + STUDY.lead_s + 2 * half_s)
+
+
+def test_after_a_batch_of_long_replies_each_of_the_usual_requests_counts():
+    (cell,) = cells_of(STUDY, "changed", 1)
+    before, after = ([s for s in cell.shots if (s.tenant == "batch") is x] for x in (True, False))
+    assert before[-1].at_s < cell.window[0] <= after[0].at_s
+    assert min(shot.output_tokens for shot in before) > 300
+    tokens = [sum(shot.output_tokens for shot in part) for part in (before, after)]
+    per_s = tokens[0] / cell.window[0], tokens[1] / (cell.until_s - cell.window[0])
+    assert per_s[0] == pytest.approx(per_s[1] / 2.8, rel=0.15)  # half load, then 1.4 x
+
+
+def test_at_exactly_the_capacity_the_default_holds_nobody_for_long_however_long_that_lasts():
+    once, *_ = cells_of(STUDY, "lasting", 1)
+    found = in_virtual_time(measure(STUDY, "default", once, seed=1))
+    assert found["goodput_per_s"] > 0.98 * STUDY.capacity_per_s
+    assert found["ttft_s"]["p99"] < 2.5  # 3.8 with `queue.max_wait` alone
+
+
+def test_of_a_load_that_follows_a_batch_of_long_replies_the_default_serves_what_it_can():
+    (cell,) = cells_of(STUDY, "changed", 1)
+    found = in_virtual_time(measure(STUDY, "default", cell, seed=1))
+    assert (
+        found["goodput_per_s"] > 1.1 * STUDY.capacity_per_s
+    )  # 25.6, with memories that shrink slowly
+
+
 def test_the_table_marks_what_misses_the_median_and_what_misses_the_worst_seed():
     def cell(arm, seed, good, label="2"):
         found = in_virtual_time(measure(STUDY, "direct", burst(5), seed=1))
