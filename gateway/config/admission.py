@@ -18,8 +18,8 @@ class QueueConfig(Section):
     max_bytes: Size = setting("256MiB", "Most bytes of waiting request bodies.")
     max_wait: DurationOrZero = setting(
         "30s",
-        "Longest wait before a request is refused. While more requests come than the pool can serve, the"
-        " gateway shortens it by itself.",
+        "Longest wait before a request is refused. While as many requests come as the pool can serve, or"
+        " more, the gateway shortens it.",
     )
     tenant_share: float = setting(
         0.5, "Largest share of each limit that one tenant may use (0..1].", gt=0, le=1
