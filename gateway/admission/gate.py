@@ -90,9 +90,8 @@ class Gate:
                 continue
             if not (sent_at and ended_at):
                 continue
-            if record.stream:
-                line.patience.streamed(ended_at - sent_at)
-            elif not line.queue:  # it learns quiet times only
+            line.patience.replied(ended_at - sent_at)
+            if not record.stream and not line.queue:  # how long it takes while nobody waits
                 line.patience.whole.learn(ended_at - sent_at, 0)
 
     # --- in and out -------------------------------------------------------------------------------

@@ -277,7 +277,7 @@ class Line:
         return self._guarded and self.patience.bounds_waits and not all_start(self._backends, now)
 
     def _hurry(self, now: float) -> None:
-        """Let nobody wait longer than who comes now: else those from before an overload would hold up all others.
+        """Hold those who wait to what is allowed now: else those from before an overload would hold up all others.
 
         Without it the simulated study engine serves 18 good replies/s at 4 x its load, not 52 (seed 1).
         """

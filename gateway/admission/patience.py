@@ -9,11 +9,11 @@ first token. Which of the two it is follows from two rates, both in tokens of ex
              it can be
     load     demand / drain
 
-    load <= (1 + n) / 2   the queue will empty: the pool's `queue.max_wait` alone bounds the wait
-    load <= n             it may as well grow: five targets, and for a stream at least what streams usually take.
-                          A request that came again as it was told may wait as above
-    load > n              no more than that, and 0.2 target / (load - n) ^ 1.5, at least the target: a little too
-                          much is worth a wait, twice too much is not, for the queue only grows
+    load <= (1 + n) / 2   the queue empties or hardly grows: the pool's `queue.max_wait` alone bounds the wait
+    load <= n             it may well grow: three quarters of what a reply takes on average (so many then wait of
+                          what runs), or five targets if that is more. One that came again as told waits as above
+    load > n              0.2 target / (load - n) ^ 1.5: a little too much is worth a wait, twice too much is not, for
+                          the queue only grows. At least the target, and at most as before
     n                     1.1, and with few requests more: a load measured of 50 is by chance up to 1.3
 
 The target follows from what the pool does when nobody waits: a request may be as late again as its own
@@ -40,10 +40,11 @@ _BASES: Final = 3.0  # times that decile a request may wait, however short its p
 _CALM: Final = 0.8  # of a fair share: from here on a tenant pays; less is due to it
 _FULL: Final = 1.0  # and here in full
 _NOISE: Final = 0.1  # of the drain: a few long replies more or less. More where requests are few
-# Times the target, where the queue may grow. Without this bound and that of streams, a load of 1 to 1.1 that lasted had
-# waits of 3 to 6 s (four simulated engines). From a load of 1 on it would refuse .4 % at 0.9 x where caches are scarce.
-_MOST: Final = 5.0
-_STEP: Final = 0.025  # of how long streams take: after a hundred of another length it is known
+# Without a bound where the queue may grow, a load of 1 to 1.1 that lasted had waits of 3 to 6 s (four simulated
+# engines). With one from a load of 1 on, a pool with a scarce cache would refuse 0.4 % at 0.9 x.
+_MOST: Final = 5.0  # targets
+_REPLIES: Final = 0.75  # with 1, good replies of the slowest engine at 1 x are 92 %, not 96 %
+_WEIGHT: Final = 0.05  # of the newest reply: after sixty of another length the average is known
 # Of targets. Where n is 1.1, a load of 1.2 is worth a wait of 6.3, 1.3 of 2.2, 1.45 of one. Four simulated engines.
 _SLACK: Final = 0.2
 _STEEP: Final = 1.5
@@ -82,8 +83,8 @@ class Quiet:
 class Allowed(NamedTuple):
     """How late a request may be, in seconds."""
 
-    target_s: float  # in a queue that grows
-    most_s: float  # in one that may or may not
+    target_s: float  # if the queue grows
+    least_s: float  # at least, if it may grow
 
 
 UNKNOWN: Final = Allowed(math.inf, math.inf)
@@ -95,7 +96,7 @@ class Patience:
     def __init__(self) -> None:
         self.first = Quiet()  # to the first token of a stream
         self.whole = Quiet()  # to the end of a reply that is no stream
-        self.stream_s = math.inf  # that a streamed reply takes: the median; infinite while unknown
+        self.reply_s = math.inf  # that a reply takes on average; infinite while nobody knows
         self._came: dict[str, int] = {}  # tokens by tenant, since the last tick
         self._requests = 0  # since then
         self._arrivals = Fading(_DEMAND_S)  # of requests
@@ -113,11 +114,10 @@ class Patience:
         self._came[tenant] = self._came.get(tenant, 0) + tokens
         self._requests += 1
 
-    def streamed(self, seconds: float) -> None:
-        """Take in how long a streamed reply took. Steps up and down balance at the median."""
-        known = self.stream_s
-        step = 1 + _STEP if seconds > known else 1 - _STEP
-        self.stream_s = seconds if known == math.inf else step * known
+    def replied(self, seconds: float) -> None:
+        """Take in how long a reply took, from when it was sent to an engine."""
+        known = self.reply_s
+        self.reply_s = seconds if known == math.inf else known + _WEIGHT * (seconds - known)
 
     def tick(
         self,
@@ -138,6 +138,8 @@ class Patience:
         came, self._came = self._came, {}
         if self._arrivals.amount:
             memory_s = min(memory_s, _ENOUGH / self._arrivals.per_s)
+        for each in (self._arrivals, self._demand):
+            each.forget(max(memory_s, _DEMAND_S))
         self._arrivals.passed(seconds, self._requests, memory_s)
         self._requests = 0
         self._noise = 1 + max(_NOISE, 2 / math.sqrt(max(1.0, self._arrivals.amount)))
@@ -163,11 +165,11 @@ class Patience:
     @property
     def bounds_waits(self) -> bool:
         """Whether anybody may be held to a shorter wait than the setting."""
-        return self._load > self._surely
+        return self._load > self._bounded_from
 
     @property
-    def _surely(self) -> float:
-        """Up to this load a queue surely empties, be there chance in it or not."""
+    def _bounded_from(self) -> float:
+        """Up to this load a queue empties or hardly grows."""
         return (1 + self._noise) / 2
 
     def load(self, tenant: str) -> float:
@@ -184,28 +186,28 @@ class Patience:
         """Return how late a request may be; infinite while nobody knows.
 
         One that `returned` was refused before, and came again when it was told to. The answer stays the
-        same while anybody waits, for nothing is learned meanwhile but how long streams take.
+        same while anybody waits, for nothing of it is learned meanwhile.
         """
         quiet = self.first if streams else self.whole
         if quiet.base_s is None:
             return UNKNOWN
         quiet_s = quiet.first_token_s(prompt_tokens)
         if streams and slo_s is not None and slo_s > quiet_s:
-            target_s = most_s = slo_s - quiet_s
+            target_s = least_s = slo_s - quiet_s
         else:
             target_s = max(quiet_s, _BASES * quiet.base_s)
-            most_s = max(_MOST * target_s, self.stream_s if streams else 0.0)
-        return Allowed(_RETURNED * target_s, math.inf) if returned else Allowed(target_s, most_s)
+            least_s = _MOST * target_s
+        return Allowed(_RETURNED * target_s, math.inf) if returned else Allowed(target_s, least_s)
 
     def wait_s(self, load: float, allowed: Allowed) -> float:
         """Return how long a request may wait, at its tenant's load; infinite when the queue will empty."""
-        if load <= self._surely:
+        if load <= self._bounded_from:
             return math.inf
-        excess = load - self._noise
+        most_s, excess = max(allowed.least_s, _REPLIES * self.reply_s), load - self._noise
         if excess <= 0:
-            return allowed.most_s
-        wait_s = _SLACK * allowed.target_s * math.pow(excess, -_STEEP)
-        return max(allowed.target_s, min(allowed.most_s, wait_s))
+            return most_s
+        wait_s = max(allowed.target_s, _SLACK * allowed.target_s * math.pow(excess, -_STEEP))
+        return min(wait_s, most_s)
 
 
 def _fair(rates: list[float], drain: float) -> float:

@@ -57,6 +57,8 @@ class SloConfig(Section):
     """Latency targets; the concurrency limits adapt to them."""
 
     ttft: Duration = setting(
-        "2.5s", "Time to first token of a short prompt, at the 90th percentile."
+        "2.5s",
+        "Time to first token of a short prompt, at the 90th percentile. If it is set, it is also how late a first"
+        " token may be while more requests come than the pool can serve.",
     )
     itl: Duration = setting("80ms", "Mean time between tokens.")

@@ -37,10 +37,7 @@ class Rate:
 
 
 class Fading:
-    """How fast something went on average, over a memory that fades: what is older by it weighs 1/e.
-
-    A memory that gets shorter counts at once: all that was before weighs no more than that many seconds.
-    """
+    """How fast something went on average, over a memory that fades: what is older by it weighs 1/e."""
 
     def __init__(self, memory_s: float) -> None:
         self.amount = 0.0  # fades with age, as does the next
@@ -56,10 +53,14 @@ class Fading:
     def fade(self, seconds: float, memory_s: float) -> None:
         """Let time pass in which nothing was measured."""
         kept = math.exp(-seconds / memory_s)
-        if self.seconds > memory_s:
-            kept *= memory_s / self.seconds
         self.amount *= kept
         self.seconds *= kept
+
+    def forget(self, memory_s: float) -> None:
+        """Let all that was measured weigh no more than so many seconds: the memory became shorter."""
+        if self.seconds > memory_s:
+            self.amount *= memory_s / self.seconds
+            self.seconds = memory_s
 
     @property
     def per_s(self) -> float:

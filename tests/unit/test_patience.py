@@ -5,7 +5,6 @@ import math
 import pytest
 
 from gateway.admission.patience import Allowed, Patience, Quiet
-from gateway.pools.rate import Fading
 
 
 def quiet(base_s=0.04, tokens_per_s=20_000, count=400):
@@ -77,47 +76,69 @@ def test_a_queue_that_will_empty_absorbs_a_burst(per_s):
 
 
 @pytest.mark.parametrize("per_s", [1060, 1090])
-def test_where_it_may_grow_a_stream_may_begin_as_late_as_streams_usually_take(per_s):
+def test_where_it_may_grow_a_request_may_be_late_by_three_quarters_of_an_average_reply(per_s):
     patience = pool(a=per_s)
-    assert wait_s(patience) == math.inf  # none has ended
-    for seconds in [0.4, 2.0, 30.0] * 200:
-        patience.streamed(seconds)
-    assert wait_s(patience) == pytest.approx(2.0, rel=0.1)
+    assert wait_s(patience) == math.inf  # no reply was seen
+    for seconds in [2.0, 6.0] * 100:
+        patience.replied(seconds)
+    assert wait_s(patience) == pytest.approx(3.0, rel=0.05)
     assert wait_s(patience, prompt_tokens=20_000) == pytest.approx(5 * 1.04, rel=0.1)
 
 
 def test_it_waits_no_longer_where_a_little_more_comes_than_chance_explains():
     patience = pool(a=1110)
-    patience.streamed(2.0)
-    assert wait_s(patience) == 2.0
+    assert wait_s(patience) > 10.0
+    patience.replied(4.0)
+    assert wait_s(patience) == 3.0
 
 
-def test_streams_of_another_length_are_known_after_a_hundred():
+def test_replies_of_another_length_are_known_after_sixty():
     patience = pool(a=1070)
-    patience.streamed(25.0)
-    for _ in range(120):
-        patience.streamed(1.5)
-    assert wait_s(patience) == pytest.approx(1.5, rel=0.05)
+    patience.replied(25.0)
+    for _ in range(60):
+        patience.replied(2.0)
+    assert wait_s(patience) == pytest.approx(0.75 * (2.0 + 23.0 / math.e**3), rel=0.05)
 
 
-def test_where_it_may_grow_what_is_no_stream_may_be_five_targets_late():
+def test_who_waits_is_held_to_what_is_known_now():
     patience = pool(a=1070)
-    patience.streamed(2.0)
-    for _ in range(100):
-        patience.whole.learn(5.0, 0)
-    assert wait_s(patience, streams=False) == pytest.approx(75.0, rel=0.1)
+    patience.replied(25.0)
+    allowed = patience.allowed(10, streams=True)
+    before_s = patience.wait_s(1.07, allowed)
+    for _ in range(200):
+        patience.replied(2.0)
+    assert (before_s, patience.wait_s(1.07, allowed)) == pytest.approx((18.75, 1.5), rel=0.01)
 
 
-def test_where_it_may_grow_a_set_objective_is_kept():
+def test_where_it_may_grow_a_set_objective_is_kept_unless_replies_take_longer():
     patience = pool(a=1070)
-    patience.streamed(30.0)
+    patience.replied(1.0)
     assert wait_s(patience, slo_s=2.0) == pytest.approx(1.96, rel=0.01)
+    for _ in range(200):
+        patience.replied(4.0)
+    assert wait_s(patience, slo_s=2.0) == pytest.approx(3.0, rel=0.01)
 
 
 def test_where_it_may_grow_who_came_again_as_told_has_its_turn():
     patience = pool(a=1070)
-    patience.streamed(2.0)
+    patience.replied(2.0)
     assert wait_s(patience, returned=True) == math.inf
+
+
+def test_of_few_requests_a_load_bounds_waits_only_where_it_is_hardly_chance():
+    def few(tokens):
+        patience = Patience()
+        patience.first = quiet()
+        patience.replied(2.0)
+        for _ in range(60):
+            patience.came("a", tokens)  # two a second: sixteen in the memory
+            patience.tick(0.5, 1000.0)
+        return patience
+
+    assert not few(600).bounds_waits  # 1.2: chance up to 1.5
+    assert wait_s(few(600)) == math.inf
+    assert few(650).bounds_waits
+    assert wait_s(few(650)) == 1.5
 
 
 def test_the_more_comes_than_ends_the_shorter_is_the_wait_down_to_the_target():
@@ -133,13 +154,17 @@ def test_a_load_little_over_the_drain_is_worth_a_wait_of_some_targets(per_s, wor
     assert targets(pool(a=per_s)) == pytest.approx(worth, rel=0.05)
 
 
-def test_a_memory_that_gets_shorter_counts_at_once():
-    rate = Fading(8.0)
-    for _ in range(200):
-        rate.passed(0.5, 10.0, memory_s=60.0)
+def test_after_few_requests_a_second_many_are_seen_within_seconds():
+    patience = Patience()
+    for _ in range(200):  # one each two seconds, and they stay for long
+        patience.came("a", 250)
+        for _ in range(4):
+            patience.tick(0.5, 1000.0, memory_s=60.0)
     for _ in range(16):
-        rate.passed(0.5, 100.0)
-    assert rate.per_s == pytest.approx(20 + 180 * (1 - 1 / math.e), rel=0.02)
+        for _ in range(10):
+            patience.came("a", 100)
+        patience.tick(0.5, 1000.0, memory_s=60.0)
+    assert patience.load("a") > 1.0  # of 2; with all that was before it is 0.4
 
 
 @pytest.mark.parametrize(("requests_per_s", "seen"), [(20, True), (0.5, False)])

@@ -126,19 +126,18 @@ def test_after_a_batch_of_long_replies_each_of_the_usual_requests_counts():
     assert per_s[0] == pytest.approx(per_s[1] / 2.8, rel=0.15)  # half load, then 1.4 x
 
 
-def test_at_exactly_the_capacity_the_default_holds_nobody_for_long_however_long_that_lasts():
-    once, *_ = cells_of(STUDY, "lasting", 1)
-    found = in_virtual_time(measure(STUDY, "default", once, seed=1))
-    assert found["goodput_per_s"] > 0.98 * STUDY.capacity_per_s
-    assert found["ttft_s"]["p99"] < 2.5  # 3.8 with `queue.max_wait` alone
+def test_little_more_than_the_capacity_holds_nobody_for_long_however_long_it_lasts():
+    cell = next(each for each in cells_of(STUDY, "lasting", 2) if each.label == "1.05")
+    found = in_virtual_time(measure(STUDY, "default", cell, seed=2))
+    assert found["goodput_per_s"] > STUDY.capacity_per_s
+    assert found["ttft_s"]["p99"] < 3.0  # with `queue.max_wait` alone 4.6
 
 
 def test_of_a_load_that_follows_a_batch_of_long_replies_the_default_serves_what_it_can():
     (cell,) = cells_of(STUDY, "changed", 1)
     found = in_virtual_time(measure(STUDY, "default", cell, seed=1))
-    assert (
-        found["goodput_per_s"] > 1.1 * STUDY.capacity_per_s
-    )  # 25.6, with memories that shrink slowly
+    # With memories that shrink slowly it was 25.6.
+    assert found["goodput_per_s"] > 1.1 * STUDY.capacity_per_s
 
 
 def test_the_table_marks_what_misses_the_median_and_what_misses_the_worst_seed():
