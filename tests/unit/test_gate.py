@@ -2043,3 +2043,20 @@ async def test_a_request_that_may_not_wait_goes_where_its_prompt_is_not():
     (second,) = await home.guests(1, wait_s=0.0, **begins(8000))
     assert first.slot.backend_id == "m/b1"
     assert second.slot.backend_id == "m/b2"
+
+
+@held
+async def test_a_reply_counts_from_when_it_was_sent_and_whole_ones_only_while_nobody_waits():
+    world = house(backends=[single(ONE, 1)])
+    patience = world.gate._lines["m"].patience
+    record = ended(40)
+    record.pool, record.sent_at, record.ended_at = "m", 10.0, 13.0  # it came at 0
+    world.gate.learn([record])
+    known_s = patience.whole.base_s
+    assert patience.reply_s == 3.0
+    assert known_s < 3.0
+    await world.guests(2)
+    record.ended_at = 20.0
+    world.gate.learn([record])
+    assert patience.reply_s > 3.0
+    assert patience.whole.base_s == known_s
