@@ -10,8 +10,8 @@ first token. Which of the two it is follows from two rates, both in tokens of ex
     load     demand / drain
 
     load <= (1 + n) / 2   the queue empties or hardly grows: the pool's `queue.max_wait` alone bounds the wait
-    load <= n             it may well grow: three quarters of what a reply takes on average (so many then wait of
-                          what runs), or five targets if that is more. One that came again as told waits as above
+    load <= n             it may well grow: three quarters of what a reply takes on average (three then wait for each
+                          four that run), or five targets if that is more. One that came again as told waits as above
     load > n              0.2 target / (load - n) ^ 1.5: a little too much is worth a wait, twice too much is not, for
                           the queue only grows. At least the target, and at most as before
     n                     1.1, and with few requests more: a load measured of 50 is by chance up to 1.3
@@ -200,7 +200,7 @@ class Patience:
         return Allowed(_RETURNED * target_s, math.inf) if returned else Allowed(target_s, least_s)
 
     def wait_s(self, load: float, allowed: Allowed) -> float:
-        """Return how long a request may wait, at its tenant's load; infinite when the queue will empty."""
+        """Return how long a request may wait, at its tenant's load; infinite where the setting alone bounds it."""
         if load <= self._bounded_from:
             return math.inf
         most_s, excess = max(allowed.least_s, _REPLIES * self.reply_s), load - self._noise
