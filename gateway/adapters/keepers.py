@@ -20,7 +20,7 @@ from gateway.adapters.weights import sizes
 from gateway.config.models import PoolConfig
 from gateway.core.aio import Clock, guarded, periodic
 from gateway.core.events import Event, EventKind, Events
-from gateway.core.types import SERVING, Route
+from gateway.core.types import SERVING, Phase, Route
 from gateway.heal.orders import OrderRefused
 from gateway.pools.table import Backend, PoolTable
 from gateway.watch.adapters import AdapterError
@@ -322,6 +322,8 @@ class Adapters:
             loaded_by = "gateway" if name in sight.loaded else "other"
             stale = wanted is not None and model.root not in (None, wanted)
             detail = f"wanted from {wanted}" if stale else ""
+            if backend.phase is Phase.DOWN:
+                detail = "as last seen: the backend is down"
         else:
             state, detail = "not_loaded", "not asked for there"
             if backend.phase not in SERVING:

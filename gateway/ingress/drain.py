@@ -53,7 +53,9 @@ async def announce_stop(live: Sized, seconds: float, hurry: asyncio.Event) -> No
 
 async def let_finish(live: set[Downstream], grace_s: float, hurry: asyncio.Event) -> None:
     """Let requests finish up to `grace_s`, or until `hurry`."""
-    log.info("draining", extra={"event": "draining", "requests": len(live), "grace_s": grace_s})
+    log.info(
+        "draining", extra={"event": "draining", "requests": len(live), "grace_s": round(grace_s, 3)}
+    )
     hurried = asyncio.get_running_loop().create_task(hurry.wait(), name="second signal")
     try:
         await _ended(live, grace_s, hurried)

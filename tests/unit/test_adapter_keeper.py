@@ -617,6 +617,24 @@ def test_an_order_that_another_gateway_was_given_is_told_of_here(tmp_path):
 
 
 @held
+async def tells_what_it_saw_before(folder):
+    pools = {"m": {"backends": [{"url": "http://127.0.0.1:8001"}], "adapters": "auto"}}
+    house, memory = House(**pools), Memory(folder)
+    adapters = Adapters(house.table, house.loop, Events(), memory, lambda pool: frozenset())
+    adapters.apply(Config.model_validate({"pools": pools}).pools)
+    house.up("m/b1", "sql")
+    (row,) = adapters.statuses()
+    assert (row.state, row.detail) == ("loaded", "")
+    house.down("m/b1")
+    (row,) = adapters.statuses()
+    assert (row.state, row.detail) == ("loaded", "as last seen: the backend is down")
+
+
+def test_of_a_backend_that_is_down_the_adapters_are_those_that_were_last_seen(tmp_path):
+    tells_what_it_saw_before(tmp_path)
+
+
+@held
 async def keeps_what_it_knows_the_path_of(folder):
     """Order to keep two that a server loaded by itself; of one it does not tell from where."""
     pools = {"m": {"backends": [{"url": "http://127.0.0.1:8001"}], "adapters": "auto"}}
