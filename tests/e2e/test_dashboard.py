@@ -700,7 +700,7 @@ async def test_of_a_hundred_backends_only_what_changed_is_drawn():
         one = pool["backends"][0] | {"phase_age_s": 7_200.0, "running": 0, "in_flight": 0}
         names = [f"b{number}" for number in range(1, 101)]
         pool["backends"] = [one | {"name": name, "id": f"m/{name}"} for name in names]
-        pool["backends"][41]["running"] = 1_000 + asked
+        pool["backends"][41]["running"] = 5_000 + asked  # no other number of the row is alike
         await route.fulfill(json=told)
 
     async with gateway(FAST) as world, browsing(f"{world.admin_url}/livez") as seen:
@@ -710,9 +710,9 @@ async def test_of_a_hundred_backends_only_what_changed_is_drawn():
         await seen.until("b100", ".pools")
         await seen.page.evaluate(_COUNT_CHANGES)
         begun = asked
-        later = re.compile("|".join(f"1,{begun + more:03}" for more in range(3, 100)))
+        later = re.compile("|".join(f"5,{begun + more:03}" for more in range(3, 100)))
         await seen.page.locator("tr:has(a:text-is('b42'))").filter(has_text=later).wait_for()
         updates = asked - begun
-        assert await seen.page.evaluate("window.changes") <= 10 * updates
+        assert 0 < await seen.page.evaluate("window.changes") <= 10 * updates
         assert await seen.page.evaluate("document.querySelectorAll('.pools *').length") < 100 * 40
         seen.wrong.clear()  # the browser complains of the series, which are refused here
