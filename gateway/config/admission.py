@@ -58,7 +58,7 @@ class SloConfig(Section):
 
     ttft: Duration = setting(
         "2.5s",
-        "Time to first token of a short prompt, at the 90th percentile. If it is set, it is also how late a first"
-        " token may be while more requests come than the pool can serve.",
+        "Time to first token of a short prompt, at the 90th percentile. If you set it, it is also about how late"
+        " a first token may be while more requests come than the pool can serve.",
     )
     itl: Duration = setting("80ms", "Mean time between tokens.")
