@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Final
 
 from gateway.admission.forecast import Forecast
@@ -9,16 +10,17 @@ from gateway.admission.queue import FairQueue
 from gateway.admission.waiting import Waiting
 
 _EVERY_S: Final = 2.0  # often enough to look alive, rarer than any idle time-out on the way
-_AT_ONCE: Final = 64  # per tick: a position costs up to 70 us
+_AT_ONCE: Final = 64  # per tick: a position costs up to 70 us. So of 1,024 who wait each is told every 8 s
 
 
 def announce(queue: FairQueue, forecast: Forecast, now: float) -> None:
-    """Tell those who asked for it where they are; a few at a time, because to know is not free."""
+    """Tell those who asked for it where they are; a few at a time, whom nothing was told for longest."""
     due = [
         waiting
         for waiting in queue
         if waiting.announce is not None and now - waiting.announced_at >= _EVERY_S
     ]
+    due.sort(key=attrgetter("announced_at"))
     for waiting in due[:_AT_ONCE]:
         ahead = queue.ahead(waiting)
         waiting.announced_at = now

@@ -136,7 +136,7 @@ class Gate:
     ) -> Slot:  # fmt: skip
         """Wait for a place, until `deadline` (monotonic seconds) or as long as the pool lets it wait.
 
-        `announce` is called every two seconds meanwhile, first after the first of them.
+        `announce` is called every two seconds meanwhile, first after the first of them; less often in a crowd.
 
         Raises:
             Unavailable: no backend serves it now (503).

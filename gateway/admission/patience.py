@@ -136,8 +136,8 @@ class Patience:
         if seconds <= 0:
             return
         came, self._came = self._came, {}
-        if self._arrivals.amount:
-            memory_s = min(memory_s, _ENOUGH / self._arrivals.per_s)
+        if arrivals_per_s := self._arrivals.per_s:
+            memory_s = min(memory_s, _ENOUGH / arrivals_per_s)
         for each in (self._arrivals, self._demand):
             each.forget(max(memory_s, _DEMAND_S))
         self._arrivals.passed(seconds, self._requests, memory_s)

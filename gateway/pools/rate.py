@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 _HALF_LIFE_S: Final = 600.0  # outlasts minutes of overload, not an hour of other traffic
+_LEAST: Final = 0.25  # of the best: what was not measured for hours is not slow
 
 
 @dataclass(slots=True)
@@ -14,8 +15,9 @@ class Rate:
     """How fast a backend reads prompts, or writes one stream: the best seen lately, in tokens per second.
 
     A request's own rate is a lower bound, because its time holds the engine's queue and the shared
-    batch too; so the best counts and congestion does not become the norm. A prompt found in the
-    prefix cache is no reading: one such may at most double the rate.
+    batch too; so the best counts and congestion does not become the norm. It fades, so that a server that became
+    slower is known after a while. A prompt found in the prefix cache is no reading: one such may at most
+    double the best.
     """
 
     _best: float = 0.0
@@ -24,16 +26,16 @@ class Rate:
     def learn(self, now: float, seconds: float, tokens: int) -> float | None:
         """Take in one measurement; return the rate. Give a prompt's tokens without those known to be cached."""
         # Every stream pays for this, so without `max` and `min`: they cost more than all else here.
-        seen = tokens / (seconds if seconds > 0.001 else 0.001)
-        known = self._best * math.exp2((self._at - now) / _HALF_LIFE_S)
+        seen, best = tokens / (seconds if seconds > 0.001 else 0.001), self._best
+        known = best * math.exp2((self._at - now) / _HALF_LIFE_S)
         if known and seen <= known:
             return known
-        self._best, self._at = 2 * known if known and seen > 2 * known else seen, now
+        self._best, self._at = 2 * best if best and seen > 2 * best else seen, now
         return self._best or None
 
     def at(self, now: float) -> float | None:
         """Return the rate; None while nothing was measured."""
-        return self._best * math.exp2((self._at - now) / _HALF_LIFE_S) or None
+        return self._best * max(_LEAST, math.exp2((self._at - now) / _HALF_LIFE_S)) or None
 
 
 class Fading:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Final
+
+_RELEASE: Final = re.compile(r"(\d+)\.(\d+)")  # what comes behind it, as in 0.33.0rc1, changes nothing
 
 # What a text-generating vLLM with scoring and audio would serve; a real one serves fewer, by model.
 PATHS: Final = (
@@ -108,11 +111,14 @@ class SimConfig:
             )
         if self.dp < 1:
             raise ValueError("dp must be at least 1")
+        if _RELEASE.match(self.version) is None:
+            raise ValueError(f"version {self.version!r} is none of vLLM's: write it as 0.33.0")
 
     @property
     def newer(self) -> bool:
         """Whether it writes as vLLM 0.33 does."""
-        return tuple(map(int, self.version.split(".")[:2])) >= (0, 33)
+        found = _RELEASE.match(self.version)
+        return found is not None and (int(found[1]), int(found[2])) >= (0, 33)
 
     @property
     def blocks(self) -> int:

@@ -980,6 +980,16 @@ async def test_who_is_first_is_told_when_a_place_is_likely_to_come_free(tokens):
 
 
 @held
+async def test_of_a_crowd_everybody_is_told():
+    world = house(queue={"tenant_share": 1})
+    inside = await steady(world, 2.0, 1)
+    crowd = [await in_public(world, f"t{each}", tokens=10) for each in range(400)]
+    await passes(10.0)
+    assert min(map(len, crowd)) >= 2
+    inside.end()
+
+
+@held
 async def test_no_wait_is_told_that_has_turned_out_too_short():
     world = house()
     await steady(world, 2.0, 20)

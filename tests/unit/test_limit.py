@@ -405,6 +405,28 @@ def test_a_rate_that_no_longer_holds_fades():
     assert rate.at(600.0) == pytest.approx(500.0)
 
 
+def test_a_rate_is_not_slow_because_nothing_was_measured_for_long():
+    rate = Rate()
+    rate.learn(0.0, 1.0, 1000)
+    assert rate.at(8 * 3600.0) == 250.0
+
+
+def test_after_a_long_rest_one_measurement_tells_what_is_true_now():
+    slower, as_before = Rate(), Rate()
+    for each, now_tokens in ((slower, 50), (as_before, 1000)):
+        each.learn(0.0, 1.0, 1000)
+        each.learn(8 * 3600.0, 1.0, now_tokens)
+    assert slower.at(8 * 3600.0) == 50.0
+    assert as_before.at(8 * 3600.0) == 1000.0
+
+
+def test_a_rate_that_is_seen_each_half_an_hour_stays_known():
+    rate = Rate()
+    for hour in range(24):
+        rate.learn(1800.0 * hour, 1.0, 1000)
+    assert rate.at(1800.0 * 23) == 1000.0
+
+
 def test_a_cached_prompt_may_at_most_double_the_rate():
     rate = Rate()
     rate.learn(0.0, 1.0, 1000)

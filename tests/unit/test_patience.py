@@ -167,6 +167,18 @@ def test_after_few_requests_a_second_many_are_seen_within_seconds():
     assert patience.load("a") > 1.0  # of 2; with all that was before it is 0.4
 
 
+def test_a_pool_that_was_idle_for_hours_is_looked_at_as_before():
+    patience = Patience()
+    patience.came("a", 100)
+    for tick in range(18_000):
+        patience.tick(6.0 if tick > 12_000 and tick % 100 == 0 else 0.5, None)
+    for _ in range(20):
+        for _ in range(10):
+            patience.came("a", 100)
+        patience.tick(0.5, 1000.0)
+    assert patience.overloaded
+
+
 @pytest.mark.parametrize(("requests_per_s", "seen"), [(20, True), (0.5, False)])
 def test_few_requests_are_looked_at_for_as_long_as_they_stay_and_many_are_not(requests_per_s, seen):
     patience, owed = Patience(), 0.0

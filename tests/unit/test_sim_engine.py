@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.sim.blocks import BlockPool
-from gateway.sim.config import EngineConfig
+from gateway.sim.config import EngineConfig, SimConfig
 from gateway.sim.engine import Engine
 from gateway.sim.sequence import Emitted, Preempted, Sequence
 
@@ -367,3 +367,15 @@ def test_whatever_happens_blocks_and_tokens_are_conserved(requests, blocks, slot
     assert engine.totals.generation_tokens == sum(isinstance(e, Emitted) for _, e in happened)
     assert sum(engine.totals.finished.values()) == len(requests)
     assert engine.next_event_time() is None
+
+
+@pytest.mark.parametrize(
+    ("version", "newer"), [("0.32.1", False), ("0.33rc1", True), ("0.33.0", True), ("1.0.0.dev7", True)]
+)
+def test_a_version_may_be_a_release_candidate(version, newer):
+    assert SimConfig(model="m", version=version).newer is newer
+
+
+def test_a_version_that_is_none_is_an_error_at_once():
+    with pytest.raises(ValueError, match=r"version 'latest' is none of vLLM's: write it as 0\.33\.0"):
+        SimConfig(model="m", version="latest")
