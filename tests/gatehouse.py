@@ -247,6 +247,7 @@ class House:
             dict.fromkeys(tried, math.inf),
             returned,
             prefix,
+            let_in=bool(tried),
         )
 
     def guest(self, tenant="t", *, wait_s=30.0, body_bytes=0, request_id="r", **asked):

@@ -257,14 +257,14 @@ def excluded_by(
 
 
 def _limited_by(backend: Backend, own: KeyPath, ask: Ask, now: float) -> KeyPath:
-    limit, in_flight = backend.limit, backend.in_flight
+    limit, in_flight, elsewhere = backend.limit, backend.in_flight, backend.elsewhere.requests
     fixed: KeyPath = (*own, "max_in_flight")
     if not backend.guarded:
         return fixed
-    if in_flight < limit.effective(now):
+    if in_flight < backend.part(limit.effective(now), elsewhere):
         # What is left is kept for keys of a higher priority, or for tenants that use little.
         return ("keys", "file")
-    if in_flight < limit.value:
+    if in_flight < backend.part(limit.value, elsewhere):
         return ("pools", backend.pool, "slow_start")
     return fixed if limit.value == limit.fixed else ("pools", backend.pool, "slo", "ttft")
 

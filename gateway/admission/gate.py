@@ -24,7 +24,14 @@ from gateway.admission.bounds import Limits
 from gateway.admission.decisions import Decision, Decisions, State, decide
 from gateway.admission.line import Line
 from gateway.admission.needs import Needs
-from gateway.admission.refusals import no_backend, no_room, queue_full, starting, too_late
+from gateway.admission.refusals import (
+    kept_for_others,
+    no_backend,
+    no_room,
+    queue_full,
+    starting,
+    too_late,
+)
 from gateway.admission.waiting import Announce, Finder, Waiting, awaits
 from gateway.config.models import PoolConfig
 from gateway.core.aio import Clock
@@ -112,6 +119,7 @@ class Gate:
         if ask.call.endpoint in NO_ENGINE:
             return self._table.visit(backend.id, now)
         line.came(ask)
+        ask.let_in = True
         caller, route = ask.caller, ask.route
         return self._table.take(backend.id, now, ask.need, caller.tenant, ask.prefix, route.adapter)
 
@@ -180,6 +188,7 @@ class Gate:
         finally:
             if line.queue.remove(waiting):
                 line.let_in()  # others may have stood back for it
+        ask.let_in = True
         decision.admitted(slot.backend_id, self._clock.now())
         return slot
 
@@ -187,8 +196,13 @@ class Gate:
         """Return what `enter` and `wait` would do with a request now. Nothing is taken, queued or kept.
 
         It may go earlier than that, past those before it, where it fits and none of them does.
+
+        Raises:
+            Unavailable: a reload took its pool away (503).
         """
-        line, now = self._lines[ask.route.pool], self._clock.now()
+        line, now = self._lines.get(ask.route.pool), self._clock.now()
+        if line is None:
+            raise no_backend(ask, {}, self._rng)
         deadline = now + self._pools[ask.route.pool].queue.max_wait
         decision, _ = self._judge(line, line.waiting(ask, deadline, body_bytes), "")
         backend = None if _waits_its_turn(line, ask) else self._finder.find(ask, now)
@@ -274,18 +288,19 @@ class Gate:
         if (starting_up := awaits(self._backends(ask), ask)) and eta_s is None:
             eta_s = 0.0  # nothing is known of the drain; its start is what it waits for
         decision.eta_s = None if eta_s is None or room_s is None else eta_s + room_s
+        overloaded = kept_for_others((each.id for each in self._backends(ask)), why)
         if lost and not starting_up:
             refusal = no_backend(ask, why, self._rng)
         elif starting_up and room_s is not None and room_s > wait_s:
             decision.starts_too_late = True
             refusal = starting(ask, room_s, wait_s, self._rng)
         elif wait_s <= 0:
-            refusal = no_room(ask, why, forecast.retry_after_s(ask))
+            refusal = no_room(ask, overloaded, forecast.retry_after_s(ask))
         elif not starting_up and eta_s is not None and eta_s > line.doubt(waiting) * wait_s:
-            refusal = too_late(ask, why, eta_s, wait_s, forecast.retry_after_s(ask))
+            refusal = too_late(ask, overloaded, eta_s, wait_s, forecast.retry_after_s(ask))
         elif (full := queue.full(waiting)) is not None:
             again_s = forecast.retry_after_s(ask)
-            refusal = queue_full(ask, full, queue, why, waiting.body_bytes, again_s)
+            refusal = queue_full(ask, full, queue, overloaded, waiting.body_bytes, again_s)
         elif len(queue.tenants) <= _TENANTS_COUNTED:
             decision.position = queue.ahead(waiting).requests + 1
         if refusal is not None:
@@ -320,4 +335,4 @@ class Gate:
 
 
 def _waits_its_turn(line: Line, ask: Ask) -> bool:
-    return bool(line.queue) and not ask.tried and ask.call.endpoint not in NO_ENGINE
+    return bool(line.queue) and not ask.let_in and ask.call.endpoint not in NO_ENGINE

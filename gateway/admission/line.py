@@ -15,7 +15,7 @@ from gateway.admission.bounds import Limits
 from gateway.admission.forecast import Forecast
 from gateway.admission.patience import Patience
 from gateway.admission.queue import Blocked, Claims, FairQueue
-from gateway.admission.refusals import no_backend, starting, waited_too_long
+from gateway.admission.refusals import kept_for_others, no_backend, starting, waited_too_long
 from gateway.admission.waiting import (
     Announce,
     Finder,
@@ -149,9 +149,9 @@ class Line:
 
     def came(self, ask: Ask) -> None:
         """Note that a request came, maybe again."""
-        again = ask.returned and not ask.tried and self.forecast.returned(ask)
+        again = ask.returned and not ask.let_in and self.forecast.returned(ask)
         loads = ask.route.adapter is not None and awaits_load(self._backends, ask)
-        if not (ask.tried or again or loads):
+        if not (ask.let_in or again or loads):
             self.patience.came(ask.caller.tenant, ask.need.tokens)
         if ask.caller.priority == ask.top_priority:
             self._table.highest_came(self._pool, self._clock.now())
@@ -175,7 +175,7 @@ class Line:
         if awaits_load(self._backends, ask):
             return waiting  # it waits for a load, and that ends
         waiting.allowed = self.patience.allowed(
-            need.prompt_tokens, streams=need.streams, returned=ask.returned, slo_s=self._slo_s
+            need.prompt_tokens, streams=need.streams, returned=waiting.returned, slo_s=self._slo_s
         )
         if self._may_hurry(now):
             load = self.patience.load(waiting.tenant)
@@ -325,6 +325,7 @@ class Line:
         ask, waited_s = waiting.ask, now - waiting.came_at
         why = self._finder.explain(ask, now).excluded
         if not awaits(self._backends, ask):
+            why = kept_for_others((each.id for each in self._backends), why)
             return waited_too_long(ask, why, waited_s, self.forecast.retry_after_s(ask))
         if (starts_s := starts_in_s(self._backends, ask, now)) is None:
             return no_backend(ask, why, self._rng)

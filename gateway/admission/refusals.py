@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from gateway.admission.bounds import Full
@@ -68,6 +68,13 @@ def heard_within_s(patience_s: float) -> float:
     """
     early = min(patience_s - _ON_ITS_WAY_S, patience_s * (1 - _ON_ITS_WAY_RATIO))
     return max(early, patience_s / 2)
+
+
+def kept_for_others(
+    backend_ids: Iterable[str], why: Mapping[str, Exclusion]
+) -> dict[str, Exclusion]:
+    """Return why no backend takes a request now: what has room for it is kept for those before it."""
+    return {each: why.get(each, Exclusion.CLAIMED) for each in backend_ids}
 
 
 def no_backend(ask: Ask, why: Mapping[str, Exclusion], rng: random.Random) -> GatewayError:

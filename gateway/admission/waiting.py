@@ -60,7 +60,7 @@ class Waiting:
     tenant: str = field(init=False)
     priority: int = field(init=False)  # the higher goes first
     cost_tokens: int = field(init=False)  # what it will take of a backend; 1 at least
-    returned: bool = field(init=False)  # it was refused before, and came again as it was told
+    returned: bool = field(init=False)  # as it was told when it was refused; or it had a place before
     kind: tuple[object, ...] = field(init=False)  # which backends could take it, but for its size
     alike: tuple[object, ...] = field(init=False)  # the same: they differ only in size and prompt
     passes: int = field(default=0, init=False)  # by later ones, which went where it could have gone
@@ -70,9 +70,10 @@ class Waiting:
     def __post_init__(self) -> None:
         ask, caller = self.ask, self.ask.caller
         self.announced_at = self.came_at
-        self.tenant, self.priority, self.returned = caller.tenant, caller.priority, ask.returned
+        self.tenant, self.priority = caller.tenant, caller.priority
+        self.returned = ask.returned or ask.let_in
         self.cost_tokens = max(1, ask.need.tokens)
-        self.order = not ask.returned, sys.maxsize
+        self.order = not self.returned, sys.maxsize
         self.kind = (ask.route.adapter, ask.call.endpoint, *sorted(ask.tried.items()))
         # Room judges streams, other replies and batches in different ways.
         judged = ask.need.streams, ask.need.sequences == 1

@@ -329,6 +329,7 @@ class Ask(msgspec.Struct):
     leaves: tuple[str, str | None] | None = None  # what its stream leaves: revision, adapter's path
     weighed: tuple[str, ...] = ()  # the backends that were compared last
     costs_s: Sequence[float] = ()  # of the request, at each of `weighed`
+    let_in: bool = False  # it had a place before, so it need not wait its turn again
 
 
 class Credit(msgspec.Struct, gc=False):

@@ -155,7 +155,11 @@ async def _at_pool(run: DryRun, ask: Ask, wish: Wish, deciding: Deciding, book: 
         run["output_tokens"] = ask.need.output_tokens
         return _refused(run, over)
     ask.top_priority = gate.top_priority
-    return _foreseen(run, gate.foresee(ask, body_bytes=tokens * _BYTES_PER_TOKEN), book)
+    try:
+        foreseen = gate.foresee(ask, body_bytes=tokens * _BYTES_PER_TOKEN)
+    except GatewayError as error:
+        return _refused(run, error)
+    return _foreseen(run, foreseen, book)
 
 
 def _holder(deciding: Deciding, key_id: str, wall: float) -> Caller:

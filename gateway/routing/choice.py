@@ -117,7 +117,7 @@ class Chooser:
         ask: Ask,
         now: float,
         barred: AbstractSet[str],
-        before: dict[str, float] | None = None,
+        before: dict[str, float] | None,
     ) -> tuple[Backend | None, Backend | None]:
         """Return the cheapest without an obstacle, and the cheapest before it for which one might wait."""
         if len(backends) == 1:

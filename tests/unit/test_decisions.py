@@ -29,6 +29,7 @@ from gateway.core.types import (
     ShedReason,
 )
 from gateway.ops.explain import why_it_waited
+from gateway.pools.elsewhere import UnderWay
 from gateway.pools.table import PoolTable
 from gateway.routing.choice import Chooser
 
@@ -210,6 +211,13 @@ FIXED = ("pools", "m", "backends", 0, "max_in_flight")
 def test_a_fixed_limit_is_named_when_it_is_what_holds():
     fleet = Fleet(first={"max_in_flight": 4})
     fleet.fill(4)
+    assert fleet.named(Exclusion.AT_LIMIT) == FIXED
+
+
+def test_a_limit_that_other_gateways_use_up_is_named():
+    fleet = Fleet(first={"max_in_flight": 10})
+    fleet.table.hear({"m/b1": UnderWay(requests=8)}, 2)
+    fleet.fill(5)  # its even part
     assert fleet.named(Exclusion.AT_LIMIT) == FIXED
 
 

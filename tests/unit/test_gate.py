@@ -1283,7 +1283,7 @@ async def claimed_by_a_large_one(world):
         next(each for each in small if each.inside).end()
         await turns()
     assert large.waits
-    assert world.in_flight() == {"m/b1": 3}
+    assert world.in_flight()["m/b1"] == 3
     return large, behind
 
 
@@ -1294,6 +1294,22 @@ async def test_what_stood_back_for_a_large_request_goes_when_that_leaves():
     large.hang_up()
     await turns()
     assert behind.inside
+
+
+@held
+@pytest.mark.parametrize("wait_s", [0.0, 5.0])
+@pytest.mark.parametrize("second_is_down", [False, True])
+async def test_who_stands_back_is_told_that_the_room_is_reserved(wait_s, second_is_down):
+    world = house(backends=[ONE, TWO] if second_is_down else [ONE])
+    if second_is_down:
+        world.down("m/b2")
+    await claimed_by_a_large_one(world)
+    (late,) = await world.guests(1, "small", tokens=1000, wait_s=wait_s)
+    await passes(wait_s + 0.5)
+    told = "its only backend is reserved for an earlier request"
+    if second_is_down:
+        told = "of its 2 backends, 1 is reserved for an earlier request and 1 is down"
+    assert told in late.refusal.message
 
 
 @held
@@ -1460,6 +1476,55 @@ async def test_one_that_was_let_in_before_goes_ahead_of_those_who_wait():
     assert world.gate.enter(again).backend_id == "m/b2"
     assert world.gate.chance(again) is Chance.LATER  # it may wait for b2, which is only full
     assert world.gate.enter(again) is None
+
+
+@held
+async def test_one_that_may_be_tried_where_it_failed_goes_ahead_of_those_who_wait_too():
+    world = house(backends=[single(ONE, 2)])
+    world.scrape("m/b1", running=1, kv=0.5)
+    (again,) = await world.guests(1)
+    (large,) = await world.guests(1, tokens=5000)
+    again.end()
+    await turns()
+    assert large.waits
+    assert world.gate.enter(world.ask()) is None
+    assert world.gate.enter(again.ask).backend_id == "m/b1"
+
+
+@held
+async def test_one_that_was_let_in_before_goes_first_of_its_tenant():
+    world = house(backends=[single(ONE)])
+    (first,) = await world.guests(1)
+    others = await world.guests(3)
+    again = world.guest()
+    again.ask.let_in = True
+    await turns()
+    first.end()
+    await turns()
+    others[0].end()  # it was next when the other came, and stays so
+    await turns()
+    assert again.inside
+
+
+@held
+async def test_what_is_tried_again_is_no_new_demand():
+    world = house(backends=[ONE, TWO])
+    (guest,) = await world.guests(1, tokens=1000)
+    guest.end()
+    patience = world.gate._lines["m"].patience
+    came = dict(patience._came)
+    assert came == {"t": 1000}
+    assert world.gate.enter(guest.ask)
+    assert patience._came == came
+
+
+@held
+async def test_what_would_be_of_a_pool_that_a_reload_took_away_is_told():
+    world = House(m=[single(ONE)], z=[single(TWO)])
+    ask = world.ask(pool="z")
+    world.reload(m=[single(ONE)])
+    with pytest.raises(Unavailable):
+        world.gate.foresee(ask, body_bytes=1)
 
 
 @held
