@@ -54,7 +54,7 @@ class Held:
 class Limits:
     """The most that may wait. One tenant may hold `tenant_ratio` of each, also when it is alone.
 
-    With `requests` 0 nothing ever waits; with more, each tenant may hold one request at least.
+    With `requests` 0 nothing ever waits; with more, each tenant may hold one, if that is no larger than its part.
     """
 
     requests: int

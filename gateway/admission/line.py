@@ -98,7 +98,9 @@ class Line:
 
         Once a request finds none, those like it that need as much or more are skipped.
         """
-        best = self.queue.highest, self.top_priority  # what keeps out such a request keeps out all
+        # What keeps out such a request keeps out all, but for one whose prompt is cached where others are
+        # still read: that stands back for those who wait.
+        best = self.queue.highest, self.top_priority
         full = {each.id for each in serving if each.obstacle(LEAST, now, *best) is not None}
         if self._revision != self._table.revision:
             self._revision, self._loading = self._table.revision, set()
@@ -116,7 +118,7 @@ class Line:
             held = left_alone(self._table, ask, claimed) if claimed else _NOTHING
             backend = self._finder.find(ask, now, full | held, before)
             if ask.awaits is not None:
-                return Blocked(frozenset((ask.awaits,)), ask.awaits)
+                return Blocked(frozenset((ask.awaits,)), ask.awaits, awaits=True)
             if backend is None:
                 if fits and (least is None or covers(least, ask.need)):
                     blocked[waiting.alike] = ask.need

@@ -17,6 +17,7 @@ Pure and synchronous. Time comes in as monotonic seconds, backends only as the i
 * To a backend, requests of one `kind` differ in size alone. When `place` finds a kind shut, the rest of
   the kind costs no look, however many wait. One walk has 64 looks. A kind that had as many of them as
   are left is left out from then on, so a crowd of requests that fit nowhere leaves looks for the others.
+  So are those that wait for one backend, where they could go to another, once as many had a look.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from gateway.admission.waiting import Waiting
 from gateway.core.types import Slot
 
 _STALE_DEADLINES: Final = 64  # of requests that have left: with fewer, the heap is not swept
+_STEPS_PER_LOOK: Final = 4  # of a walk: to pass somebody over without a look costs a microsecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +49,36 @@ class Blocked:
 
     backend_ids: frozenset[str]
     best: str | None = None
+    awaits: bool = False  # it waits for `best`, though another backend may have room
     shut: bool = False  # no request of its kind can be placed while this walk lasts
     lost: bool = False  # no backend will ever be able to take it
 
 
 Claims = Mapping[str, Sequence[Waiting]]  # by backend: who claims it
 Place = Callable[[Waiting, Claims], Slot | Blocked]
+
+
+class _Looks:
+    """How many looks one walk has left, and whom it passes over."""
+
+    def __init__(self, left: int, out: set[Hashable]) -> None:
+        self.left = left
+        self.out = out  # kinds
+        self.crowded: set[str | None] = set()  # backends, for which those were seen to wait
+        self._by: dict[Hashable, int] = {}  # kind, or awaited backend
+
+    def note(self, waiting: Waiting, found: Blocked) -> None:
+        """Note a look that found no room."""
+        waiting.awaits = found.best if found.awaits else None
+        whom = waiting.awaits or waiting.kind
+        self._by[whom] = self._by.get(whom, 0) + 1
+        self.left -= 1
+        are_many = self._by[whom] >= self.left
+        if found.awaits:
+            if are_many:
+                self.crowded.add(found.best)
+        elif found.shut or are_many:
+            self.out.add(waiting.kind)
 
 
 class FairQueue:
@@ -126,27 +152,24 @@ class FairQueue:
         """
         claimed: dict[str, tuple[Waiting, ...]] = {}
         blocked: list[tuple[Waiting, frozenset[str]]] = []
-        looks: dict[Hashable, int] = {}  # at each kind
-        left = self._max_looks
-        out = {*(shut & self._kinds.keys())}  # kinds that are left out of the rest of the walk
-        if len(out) == len(self._kinds):
+        looks = _Looks(self._max_looks, {*(shut & self._kinds.keys())})
+        if len(looks.out) == len(self._kinds):
             return None
-        for waiting in islice(self._walk(out), left):
-            kind, found = waiting.kind, place(waiting, claimed)
+        for waiting in islice(self._walk(looks.out), _STEPS_PER_LOOK * looks.left):
+            if waiting.awaits in looks.crowded:
+                continue
+            found = place(waiting, claimed)
             if isinstance(found, Slot):
                 self._serve(waiting, blocked, found.backend_id)
                 return waiting, found
-            looks[kind] = looks.get(kind, 0) + 1
-            left -= 1
+            looks.note(waiting, found)
             if not found.shut:
                 blocked.append((waiting, found.backend_ids))
                 if waiting.passes >= self._max_passes:
                     for each in found.backend_ids if found.best is None else (found.best,):
                         claimed[each] = (*claimed.get(each, ()), waiting)
-            if found.shut or looks[kind] >= left:
-                out.add(kind)
-                if len(out) == len(self._kinds):
-                    break
+            if not looks.left or len(looks.out) == len(self._kinds):
+                break
         return None
 
     def hurry(self, waiting: Waiting, deadline: float) -> None:

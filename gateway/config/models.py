@@ -94,7 +94,8 @@ class BackendConfig(Section):
     engine: Engine | None = setting(None, "What kind of server it is. Default: that of the pool.")
     max_in_flight: Annotated[int, Field(ge=1)] | None = setting(
         None,
-        "Most requests in flight, of all workers and of gateways that share a store. Default: no fixed limit.",
+        "Most requests in flight, of all workers and of gateways that share a store; each may have an even part "
+        "of it, so for a while there may be more. Default: no fixed limit.",
     )
     weight: Weight = setting(
         1.0,

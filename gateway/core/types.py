@@ -242,10 +242,9 @@ class Scraped:
 
 @dataclass(frozen=True, slots=True)
 class ScrapeFailed:
-    """`GET /metrics` failed or held nothing we know; the load is then unknown, not free."""
+    """`GET /metrics` failed, held nothing we know, or is not asked for: the load is unknown, not free."""
 
     at: float
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)

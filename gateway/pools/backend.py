@@ -141,6 +141,7 @@ class Backend(Server):
             sequences=need.sequences,
             cached_tokens=0 if sent is None else sent.cached_tokens,
         )
+        self.pulse.holds(self.room.sequences + self.elsewhere.sequences)
         self.limit.reading.comes(now, credit, self.room.unread_tokens)
         if adapter is not None:
             self.adapter_requests[adapter] = self.adapter_requests.get(adapter, 0) + 1
@@ -188,10 +189,10 @@ class Backend(Server):
     def scraped(self, sample: LoadSample) -> None:
         """Take in what a scrape shows of its load."""
         before, self.sample = self.sample, sample
-        self.pulse.scraped(before, sample, self.stale_s, self.peak)
+        known = self.room.sequences + self.elsewhere.sequences
+        self.pulse.scraped(before, sample, self.stale_s, known)
         self.note_work(before, sample)
         self.scrape_count, self.since_scrape = self.scrape_count + 1, 0
-        known = self.room.sequences + self.elsewhere.sequences
         self.foreign = max(0, sample.running + sample.waiting - known)
         if before is not None:
             self.speed.observe(before, sample)
@@ -312,6 +313,7 @@ class Backend(Server):
         self.elsewhere, self.gateways = elsewhere, gateways
         self.room.hear(elsewhere)
         self.peak = max(self.peak, self.in_flight + elsewhere.requests)
+        self.pulse.holds(self.room.sequences + elsewhere.sequences)
         self.work = None
 
     def _kept(

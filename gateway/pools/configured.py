@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from gateway.config.models import Admission, BackendConfig, HealthConfig, PoolConfig
 from gateway.config.parameters import PrefixRouting
@@ -25,7 +26,7 @@ def member(
     same = (config.url, key, _is_plain(settings, config))
     if known is not None and (known.url, known.api_key, known.plain) == same:
         return known
-    backend = Backend(pool, config.name, config.url, key, health=HealthState(since=now))
+    backend = Backend(pool, config.name, config.url, key, now, health=HealthState(since=now))
     backend.weigh(now)
     return backend
 
@@ -99,6 +100,14 @@ def adopt_models(backend: Backend, seen: ModelsSeen) -> bool:
     backend.endpoints = told if told is not None else seen.endpoints
     identify(backend)
     return before != _served(backend)
+
+
+def narrow(backend: Backend, window_tokens: int) -> None:
+    """Have what it lists be as a server with a smaller window will list it."""
+    for each in [each for each in backend.models.values() if each.parent is None]:
+        narrowed = min(window_tokens, each.window_tokens or window_tokens)
+        backend.models[each.name] = replace(each, window_tokens=narrowed)
+    identify(backend)
 
 
 def _served(backend: Backend) -> tuple[object, ...]:

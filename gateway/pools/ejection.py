@@ -84,7 +84,7 @@ def accusation(
     if state.traffic_failures >= policy.burst:
         accused = Accused.IN_A_ROW
         evidence = f"{state.traffic_failures} requests in a row failed, most recently: it {state.traffic_reason}"
-    elif sent >= policy.least_sent and failed > (1 - policy.least_ratio) * sent:
+    elif sent >= policy.least_sent and sent - failed < policy.least_ratio * sent:
         accused = Accused.RATIO
         evidence = f"{failed} of {sent} requests failed in the last 30 s, most recently: it {state.traffic_reason}"
     if accused is None or _fails_everywhere(failed, sent, peers, policy):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.core.types import Phase
 from gateway.pools.progress import Progress
@@ -99,6 +100,14 @@ class HealthState(msgspec.Struct, frozen=True):
     def settled(self) -> bool:
         """Whether the probes agree with each other; if not, it pays to look more often."""
         return self.up and self.probe_failures == 0
+
+    def forgiven(self, at: float) -> HealthState:
+        """Return the state in which nothing that did not come before `at` counts: this process stood still."""
+        progress = self.progress
+        if progress.stuck_since is not None:
+            progress = replace(progress, stuck_since=at)
+        metrics_at = None if self.metrics_at is None else at
+        return replace(self, progress=progress, metrics_at=metrics_at)
 
 
 def carried_nowhere(backend_id: str, since: float) -> bool:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
-from gateway.core.types import Endpoint
+from gateway.core.types import Endpoint, Outcome, RequestRecord, Usage, UsageSource
 from gateway.pools.backend import Backend
+from gateway.pools.limit import Limit
 from gateway.pools.progress import Listened
 from gateway.pools.pulse import Waits
 from gateway.pools.speed import slownesses
 from gateway.pools.work import token_cost
 from gateway.prefix.approximate import UNKNOWN_CAPACITY_TOKENS
+
+_UPSTREAM: Final = UsageSource.UPSTREAM  # looked up once: 0.15 us before Python 3.12
 
 
 def take_in(backend: Backend, waits: Waits, now: float) -> Listened:
@@ -35,6 +39,33 @@ def compare(members: Sequence[Backend], now: float) -> None:
         backend.tally.tick(now)
         backend.slowness, backend.token_cost, backend.uses = slowness, cost, members[0].uses
         backend.weigh(now)
+
+
+def learn(backend: Backend, record: RequestRecord) -> None:
+    """Learn from a request that ended there how fast it writes, and what it had cached."""
+    sent, usage, index = record.sent, record.usage, backend.prefix_index
+    if sent and usage and index is not None and usage.source is _UPSTREAM:
+        if tells_cached(backend, record.endpoint, usage.cached_tokens):
+            index.ended(sent, usage.cached_tokens, usage.prompt_tokens)
+        backend.sessions.ended(sent, usage.cached_tokens, usage.prompt_tokens)
+    sent_at, ended_at = record.sent_at or 0.0, record.ended_at or 0.0
+    undisturbed = not (record.resumed or record.failed)
+    if record.stream and undisturbed and (gap_s := record.token_gap_s) is not None:
+        backend.limit.token_gap(ended_at, sent_at, gap_s)
+        backend.room.writing.wrote(gap_s)
+    elif not record.stream and backend.sample is None and record.outcome is Outcome.OK:
+        _judge_whole(backend.limit, usage, sent_at, ended_at)
+
+
+def _judge_whole(limit: Limit, usage: Usage | None, sent_at: float, ended_at: float) -> None:
+    """Take a whole reply that came soon enough for a first token in time, where no metrics tell of the load.
+
+    One that took longer tells nothing: nobody saw when its first token came.
+    """
+    tokens = usage.completion_tokens if usage is not None else 0
+    first_s = max(0.0, ended_at - sent_at - tokens * limit.gap_objective_s)
+    if sent_at >= limit.cut_at and first_s <= limit.objective_s:
+        limit.first_token(ended_at, first_s, 0)
 
 
 def tells_cached(backend: Backend, endpoint: Endpoint | None, cached_tokens: int | None) -> bool:

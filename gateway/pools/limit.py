@@ -145,6 +145,7 @@ class Limit:
         """Start slowly: it is another process, with cold caches and maybe other settings."""
         self.trusted_again(now)
         self._most_running, self._full, self._batch = 0, 0, None
+        self.decode = Rate()
 
     def trusted_again(self, now: float) -> None:
         """Start slowly: it is the same process, of which it is not known how much it bears."""
@@ -266,7 +267,9 @@ class Limit:
 
     def _sign(self, sample: LoadSample | None, judged: int) -> Sign | None:
         queued, preempted = False, False
-        if sample is not None:
+        if sample is None:
+            self._queued = False  # how long it is now, nobody knows
+        else:
             was_queued, self._queued = self._queued, _long_queue(sample)
             queued = was_queued and self._queued
             # The first scrape is the base; a counter that fell is a new process, and the base anew.
@@ -311,7 +314,7 @@ class Limit:
     def _cut(self, now: float, sign: Sign, sample: LoadSample | None, in_flight: int) -> None:
         factor = _CUT
         if sign is Sign.WAITING and self._batch is not None and self._batch_at == now:
-            factor = self._batch / in_flight
+            factor = min(1.0, self._batch / in_flight)
         elif sign is Sign.WAITING and sample is not None:
             factor = min(factor, sample.running / (sample.running + sample.waiting))
         elif sign is Sign.LATE:

@@ -62,6 +62,7 @@ class Pulse:
     usual_quiet_s: float = 0.0  # the longest silence lately that ended by itself
     usual_wait_s: float = 0.0  # the longest lately for a first byte, while it gave signs of life
     waits: Waits = field(default_factory=Waits)
+    _most_sequences: int = 0  # of requests at a time, since the last scrape
     _learnt_at: float = -math.inf
 
     @property
@@ -80,10 +81,16 @@ class Pulse:
         if waits.unread and now - self.moved_at < _LEAST_S:
             self.usual_wait_s = max(self.usual_wait_s, now - min(waits.unread)[0])
 
+    def holds(self, sequences: int) -> None:
+        """Note how many sequences requests have there now."""
+        if sequences > self._most_sequences:
+            self._most_sequences = sequences
+
     def scraped(
-        self, before: LoadSample | None, sample: LoadSample, stale_s: float, most: int
+        self, before: LoadSample | None, sample: LoadSample, stale_s: float, sequences: int
     ) -> None:
-        """Note what its engine did since the scrape before, with so many of our requests at most."""
+        """Note what its engine did since the scrape before. Requests have so many sequences there now."""
+        most, self._most_sequences = self._most_sequences, sequences
         unseen = before is None or sample.at - before.at > stale_s
         if before is None or unseen or sample.waiting or before.preemptions != sample.preemptions:
             self.held_up_at = sample.at

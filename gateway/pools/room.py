@@ -14,7 +14,7 @@ as requests are met at all points of their life alike. Of the half to come half 
 is written others end, and free more than it takes. So it is with fresh ones, whose pace is known.
 
 What is credited is an upper bound, and scrapes show by how much: see `Trust`. Without a fresh scrape the
-usage is unknown, not none: then all that is in flight counts in full.
+usage is unknown, not none: then all that is in flight counts, whatever has been written of it.
 
 While a pool is not overloaded, the most that the cache will ever hold takes the place of the projection: see
 `Peak`. In an overload it would let in long requests in place of many short ones.
@@ -186,7 +186,8 @@ class Room:
     def hear(self, elsewhere: UnderWay) -> None:
         """Take in what other gateways have under way; of what is counted over all time, what came since."""
         self.elsewhere = elsewhere
-        self.peak.joined()
+        if elsewhere is not NOTHING:
+            self.peak.joined()
         self._read_elsewhere += elsewhere.read_tokens
         self._ended_elsewhere += elsewhere.ended_tokens
 
@@ -340,7 +341,8 @@ class Room:
         others, fresh_tokens = self.elsewhere, self._all_fresh()
         if usage is None:
             older = self._old_prompt + self._old_output
-            return fresh_tokens + older + others.seen_tokens + others.growing_tokens
+            older += others.seen_tokens + others.growing_tokens
+            return self.trust.share * (fresh_tokens + older)
         ended = self._ended_tokens + self.trust.share * self._ended_elsewhere
         grows = _GROWTH * (self._old_output + others.growing_tokens)
         shown = max(0.0, usage * capacity - ended)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -18,6 +19,7 @@ class Server:
     name: str
     url: str  # origin: scheme, host and port, or unix:/path
     api_key: str | None = field(default=None, repr=False)
+    member_since: float = -math.inf  # what was sent before went to another server of its name
 
     id: str = field(init=False)
     number: int = field(init=False)  # of its id, the same in every process

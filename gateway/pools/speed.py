@@ -71,7 +71,7 @@ class Speed:
 
     def slowness(self, peers: Iterable[Speed], now: float) -> float:
         """Return how many times slower it surely is than the fastest of its peers; 1 for as fast."""
-        if self._stream_s < _LEAST_STREAM_S or not self.running:
+        if self._stream_s < _LEAST_STREAM_S:
             return 1.0
         others = (each for each in peers if each is not self)
         ratios = (

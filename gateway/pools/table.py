@@ -38,14 +38,15 @@ from gateway.core.types import (
     UsageSource,
 )
 from gateway.pools.backend import HERE_S, Backend
-from gateway.pools.configured import adopt_models, configure, member
+from gateway.pools.configured import adopt_models, configure, member, narrow
 from gateway.pools.elsewhere import NOTHING, UnderWay
 from gateway.pools.facts import HealthState, Policy, Tending, carried_nowhere
 from gateway.pools.health import Order, advance, listen, obey, tend
-from gateway.pools.hearing import compare, take_in, tells_cached
+from gateway.pools.hearing import compare, learn, take_in
 from gateway.pools.pulse import Pulse, Waits
 from gateway.pools.sparing import after_failure, leave_out
 from gateway.pools.speed import Speed
+from gateway.prefix.uses import Uses
 
 __all__ = ["Backend", "PoolTable"]
 
@@ -127,8 +128,9 @@ class PoolTable:
             pairs = zip(config.backends, known, strict=True)
             members = tuple(self._own(member(pool, config, *pair, now)) for pair in pairs)
             self._pools[pool] = members
+            uses = next((each.uses for each in known if each is not None), Uses())
             for backend, settings in zip(members, config.backends, strict=True):
-                self._backends[backend.id] = backend
+                self._backends[backend.id], backend.uses = backend, uses
                 configure(backend, config, settings, health)
         for backend in before.values():
             if self._backends.get(backend.id) is not backend:
@@ -163,6 +165,7 @@ class PoolTable:
             backend.limit.restarted(now)
             backend.forget_prefixes()
             backend.pulse, backend.speed = Pulse(), Speed()
+            backend.tally.forget(now)
         return self._adopt(backend, tend(backend.health, tending, now, self._policy), now)
 
     def keep_back(self, pool: str, *, on_trial: bool | None) -> None:
@@ -176,7 +179,7 @@ class PoolTable:
         """Note that a backend will come up with a smaller window, before its model list says so."""
         backend = self._backends.get(backend_id)
         if backend is not None and window_tokens < (backend.window_tokens or math.inf):
-            backend.window_tokens = window_tokens
+            narrow(backend, window_tokens)
             self._changed()
 
     def _own(self, backend: Backend) -> Backend:
@@ -214,6 +217,7 @@ class PoolTable:
 
     def visit(self, backend_id: str, now: float) -> Slot:
         """Return a slot for what no engine works on: it takes no place and is no load."""
+        self._backends[backend_id].tally.sent += 1
         return Slot(backend_id, now, 0, Credit(0, 0, held=False))
 
     def first_token(self, slot: Slot, now: float) -> None:
@@ -230,18 +234,8 @@ class PoolTable:
         """Learn from requests that ended how fast their backends write, and what these had cached."""
         for record in settled:
             backend = self._backends.get(record.backend_id or "")
-            if backend is None:
-                continue
-            sent, usage, index = record.sent, record.usage, backend.prefix_index
-            if sent and usage and index is not None and usage.source is _UPSTREAM:
-                if tells_cached(backend, record.endpoint, usage.cached_tokens):
-                    index.ended(sent, usage.cached_tokens, usage.prompt_tokens)
-                backend.sessions.ended(sent, usage.cached_tokens, usage.prompt_tokens)
-            undisturbed = record.stream and not (record.resumed or record.failed)
-            gap_s = record.token_gap_s if undisturbed else None
-            if gap_s is not None:
-                backend.limit.token_gap(record.ended_at or 0.0, record.sent_at or 0.0, gap_s)
-                backend.room.writing.wrote(gap_s)
+            if backend is not None and (record.sent_at or 0.0) >= backend.member_since:
+                learn(backend, record)
 
     def highest_came(self, pool: str, now: float) -> None:
         """Note that the highest of several priorities uses a pool: a reserve is kept for its next."""
@@ -253,6 +247,7 @@ class PoolTable:
         for backend in self._backends.values() if only is None else (only,):
             backend.limit.forgive(now)
             backend.pulse.forgive(now)
+            backend.health = backend.health.forgiven(now)
 
     def _give_back(self, backend: Backend, slot: Slot) -> None:
         backend.taken_back(slot)
@@ -280,7 +275,7 @@ class PoolTable:
         elif isinstance(observation, ScrapeFailed):
             self._end_window(backend, observation.at, None)
             backend.weigh(observation.at)
-            self._tell_capacity(backend.pool)  # what is not known any more forbids nothing
+            self._tell_capacity(backend.pool)  # what only metrics tell may forbid nothing any more
         elif isinstance(observation, ModelsSeen):
             self._models_seen(backend, observation)
         state = advance(backend.health, observation, self._policy)
@@ -324,6 +319,8 @@ class PoolTable:
 
     def _adopt(self, backend: Backend, state: HealthState, at: float) -> Transition | None:
         before, was, backend.health = backend.phase, backend.health.ejection, state
+        if state.phase is Phase.DOWN and state.reason == "refused" != backend.reason:
+            backend.forget_prefixes()  # nobody listens there: its process has ended
         backend.phase, backend.reason = state.phase, state.reason
         if state.phase is before and state.ejection is was:
             return None
@@ -332,10 +329,11 @@ class PoolTable:
         if was is not None and state.ejection is None and state.phase in SERVING:
             backend.limit.trusted_again(at)
             backend.tally.forget(at)
-        if state.phase is Phase.DOWN and state.reason == "refused":
-            backend.forget_prefixes()  # nobody listens there: its process has ended
-        if before is Phase.DOWN:
-            backend.speed = Speed()  # how slow it was when it stood still says nothing
+        if (
+            before is Phase.DOWN
+        ):  # how slow it was when it stood still, and what failed, says nothing
+            backend.speed = Speed()
+            backend.tally.forget(at)
         transition = Transition(backend.id, before, state.phase, state.reason, state.detail, at)
         self.transitions.append(transition)
         for listener in self.on_transition:

@@ -285,7 +285,7 @@ def _suited(members: Sequence[Backend], ask: Ask) -> Suited:
         reason = _unfit(backend, ask)
         if reason is not None:
             unfit[backend.id] = reason
-        elif backend.phase is Phase.READY or backend.probation is not None:
+        elif backend.phase is Phase.READY or _on_probation(backend):
             ready.append(backend)
         elif backend.kept_out:
             ejected.append(backend)

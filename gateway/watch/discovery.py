@@ -18,7 +18,7 @@ from typing import Final
 
 from gateway.config.process import HealthConfig
 from gateway.core.aio import Clock, periodic
-from gateway.core.types import Observation
+from gateway.core.types import Observation, ScrapeFailed
 from gateway.pools.table import Backend, PoolTable
 from gateway.watch.fetch import Pages
 from gateway.watch.members import for_each_member
@@ -64,7 +64,7 @@ class Watchers:
                 async def scraped() -> None:
                     nonlocal unlisted
                     if backend.plain:  # it may have /metrics, but what they mean is not known
-                        return
+                        return report(ScrapeFailed(self.clock.now()))
                     await scrape(pages, self.clock, report, timeout_s=self.health.timeout)
                     # Somebody else loaded them just now: the model list has their paths.
                     before, unlisted = unlisted, _unlisted(backend)

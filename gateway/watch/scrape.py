@@ -25,6 +25,6 @@ async def scrape(
             raise FetchError("garbage")
     except FetchError as failed:
         if failed.reason != "ours":  # "ours": the backend was not even asked
-            report(ScrapeFailed(clock.now(), failed.reason))
+            report(ScrapeFailed(clock.now()))
     else:
         report(Scraped(sample))

@@ -36,7 +36,7 @@ samples = st.builds(
 makers = st.one_of(
     st.just(ProbePassed),
     st.just(lambda at: ProbeFailed(at, "refused")),
-    st.just(lambda at: ScrapeFailed(at, "timeout")),
+    st.just(lambda at: ScrapeFailed(at)),
     st.just(lambda at: ModelsSeen(at, MODELS)),
     st.just(TrafficOk),
     failures.map(lambda reason: lambda at: TrafficFailed(at, reason)),

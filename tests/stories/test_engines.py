@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+from collections import Counter
 
 import pytest
 
+from gateway.pools.limit import UNSEEN
 from gateway.sim.server import SimConfig
 from tests import loopback
 from tests.stories.fakes import serving
@@ -108,9 +111,25 @@ async def test_its_load_is_its_concurrency_limit():
             told = (await http.get(world.admin_url + "/admin/v1/overview")).json()
         shown = told["pools"][0]["backends"][0]
         assert (shown["engine"], shown["running"], shown["window_tokens"]) == ("openai", None, None)
-        assert shown["limit"] >= 1
         assert (await route(world, tokens=1_000_000))["verdict"] == "now"  # its window is not known
-        plain.held.set()
+        await world.until(lambda: backend.limit.value == UNSEEN)
+        async with asyncio.TaskGroup() as group:
+            chats = [group.create_task(world.chat(max_tokens=3)) for _ in range(UNSEEN + 4)]
+            await world.until(lambda: sum(each.done() for each in chats) == 4)
+            plain.held.set()
+        assert Counter(each.result().status_code for each in chats) == {200: UNSEEN, 503: 4}
+
+
+@story
+async def test_what_it_refuses_lowers_its_limit():
+    plain = Plain(refuse=(429, {"error": {"message": "busy"}}))
+    async with plain_gateway(plain) as world:
+        limit = world.process.table.get("m/b1").limit
+        cuts = []
+        world.process.table.on_cut.append(lambda _, sign: cuts.append(sign))
+        assert (await world.chat(max_tokens=3)).status_code == 503
+        await world.until(lambda: cuts == ["refused"])
+        assert limit.value <= UNSEEN
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from gateway.core.types import (
 )
 from gateway.pools.attribution import CLASS_OF, Failure
 from gateway.pools.ejection import out_s
-from gateway.pools.facts import Policy
+from gateway.pools.facts import Policy, Tending
 from gateway.pools.table import PoolTable
 from gateway.routing.choice import Chooser
 
@@ -374,3 +374,67 @@ def test_every_step_is_told():
         (Phase.READY, "healthy"),
     ]
     assert "(time 2 in a row)" in pool.table.transitions[-3].detail
+
+
+# --- what is no evidence ----------------------------------------------------------------------------
+
+
+def test_a_backend_on_probation_is_the_last_choice_in_a_pool_that_is_short_too():
+    pool = Pool(3)
+    pool.fails("b1")
+    pool.down("b2")
+    pool.later(31)
+    pool.passes("b1")
+    assert pool["b1"].probation is not None
+    assert not pool["b1"].kept_out
+    assert {pool.chosen() for _ in range(50)} == {"b3"}
+
+
+def test_what_no_engine_works_on_is_an_attempt_if_it_ends_well_too():
+    pool = Pool(3)
+    for _ in range(10):
+        for name in ("b1", "b2", "b3"):
+            pool.attempt(name)
+    for each in range(1000):
+        slot = pool.table.visit("m/b1", pool.clock.at)
+        pool.ends(slot, Ending.HTTP_5XX if each % 250 == 0 else None)
+    assert pool["b1"].phase is Phase.READY
+
+
+def test_exactly_eight_of_ten_that_end_well_are_enough():
+    pool = Pool(2)
+    for _ in range(8):
+        pool.attempt("b1")
+    pool.fails("b1", 2)
+    assert pool["b1"].phase is Phase.READY
+    pool.fails("b1", 1)
+    assert pool["b1"].phase is Phase.DEGRADED
+
+
+def test_the_next_process_is_not_judged_by_what_failed_in_the_one_before():
+    pool = Pool(3)
+    pool.later(5)
+    for _ in range(12):
+        pool.attempt("b2")
+        pool.attempt("b3")
+        pool.attempt("b1", Ending.BROKE)
+    pool.table.tend("m/b1", Tending(Phase.STARTING, "restart", "it is restarted"))
+    for _ in range(4):
+        pool.later(4)
+    pool.passes("b1")
+    pool.table.tend("m/b1", None)
+    for _ in range(20):
+        pool.attempt("b1")
+    pool.attempt("b1", Ending.BROKE)
+    assert pool["b1"].phase is Phase.READY
+
+
+def test_a_server_that_was_down_is_not_judged_by_what_failed_before():
+    pool = Pool(3)
+    pool.fails("b1", 4)
+    pool.down("b1")
+    pool.passes("b1")
+    for _ in range(8):
+        pool.attempt("b1")
+    pool.attempt("b1", Ending.BROKE)
+    assert pool["b1"].phase is Phase.READY

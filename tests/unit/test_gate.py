@@ -1287,6 +1287,26 @@ async def claimed_by_a_large_one(world):
     return large, behind
 
 
+def beginning(key, tokens):
+    return Prefix([key], (4 * tokens,), 4 * tokens, tokens, 10)
+
+
+@held
+@pytest.mark.parametrize("tenant", ["t", "other"])
+async def test_a_crowd_that_waits_for_one_backend_hides_nobody_from_an_idle_one(tenant):
+    world = house(backends=[single(ONE, 8), single(TWO, 8)], queue={"tenant_share": 1})
+    for number, key in ((1, "a"), (2, "b")):
+        world.table.get(f"m/b{number}").prefix_index = Holds(**{key: 8000})
+        world.scrape(f"m/b{number}", running=0, kv=0.0, capacity=10_000_000)
+    hot = {"tokens": 8000, "prefix": beginning("a", 8000)}
+    await world.guests(8, **hot)
+    assert world.in_flight() == {"m/b1": 8, "m/b2": 0}
+    crowd = await world.guests(100, **hot)
+    (late,) = await world.guests(1, tenant, tokens=8000, prefix=beginning("b", 8000))
+    assert late.inside
+    assert sum(each.waits for each in crowd) > 90
+
+
 @held
 async def test_what_stood_back_for_a_large_request_goes_when_that_leaves():
     world = house(backends=[ONE])
@@ -1331,7 +1351,7 @@ async def test_who_waits_for_a_full_backend_goes_when_nobody_knows_any_more_that
     (waiting,) = await world.guests(1)
     assert waiting.waits
     await passes(4)
-    world.table.observe("m/b1", ScrapeFailed(world.loop.time(), "timeout"))
+    world.table.observe("m/b1", ScrapeFailed(world.loop.time()))
     await turns()
     assert waiting.inside
 

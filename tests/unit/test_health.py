@@ -344,17 +344,17 @@ def test_a_full_backend_is_busy_not_sick():
     assert state.phase is Phase.READY
 
 
-@pytest.mark.parametrize("seen", [ProbePassed(11.1), ScrapeFailed(11.1, "timeout")])
+@pytest.mark.parametrize("seen", [ProbePassed(11.1), ScrapeFailed(11.1)])
 def test_lost_metrics_degrade_it_until_they_are_back(seen):
     state = after(READY, scraped(1.0))
-    assert after(state, ProbePassed(10.9), ScrapeFailed(10.9, "timeout")).phase is Phase.READY
+    assert after(state, ProbePassed(10.9), ScrapeFailed(10.9)).phase is Phase.READY
     state = after(state, seen)
     assert (state.phase, state.reason) == (Phase.DEGRADED, "metrics_stale")
     assert after(state, scraped(12.0)).phase is Phase.READY
 
 
 def test_a_backend_without_metrics_is_judged_by_its_probes():
-    seen = [ScrapeFailed(float(at), "garbage") for at in range(100)]
+    seen = [ScrapeFailed(float(at)) for at in range(100)]
     assert after(READY, *seen, ProbePassed(100.0)).phase is Phase.READY
 
 

@@ -549,3 +549,21 @@ def test_a_batch_that_is_found_again_is_believed_twice_as_long():
     gaps = [after - before for before, after in zip(tried, tried[1:], strict=False)]
     assert gaps
     assert all(after > 1.5 * before for before, after in zip(gaps, gaps[1:], strict=False))
+
+
+def test_a_batch_that_is_full_never_raises_the_limit():
+    limit = at(95)
+    limit.observe(1.0, sample(100), 95)
+    limit.value = 95
+    limit.observe(2.0, sample(94, 1), 95)
+    assert limit.observe(3.0, sample(94, 1), 95) is Sign.WAITING
+    assert limit.value <= 95
+
+
+def test_a_queue_that_was_seen_last_forbids_no_growth_when_metrics_are_gone():
+    limit = at(20)
+    limit.observe(1.0, sample(10, 5), 20)
+    for second in range(2, 40):
+        first_tokens(limit, float(second), in_time=20)
+        limit.observe(float(second), None, limit.value)
+    assert limit.value > 20

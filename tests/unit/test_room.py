@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.core.types import Exclusion, LoadSample, Need
-from gateway.pools.elsewhere import UnderWay
+from gateway.pools.elsewhere import NOTHING, UnderWay
 from gateway.pools.room import Room
 
 CAPACITY = 10_000
@@ -294,9 +294,17 @@ def test_of_an_unknown_capacity_a_batch_asks_for_all_of_it():
 def test_stale_metrics_count_all_that_is_in_flight_against_the_last_capacity():
     busy = room(0.0)
     busy.first_token(busy.take(5000, 1000), 0.0)
-    busy.observe(scrape(1.0, 0.1))
-    assert admits(busy, 3000, 4.0)
+    busy.observe(scrape(1.0, 0.55))
+    assert admits(busy, 3000, 4.5)
     assert not admits(busy, 3001, 4.5)
+
+
+def test_what_prompts_were_seen_to_share_is_known_while_metrics_are_stale():
+    busy = room(0.0)
+    for credit in [busy.take(1500, 500) for _ in range(30)]:
+        busy.first_token(credit, 0.0)
+    busy.observe(scrape(1.0, 0.5))  # of 52,500 tokens: nine tenths are shared
+    assert admits(busy, 1000, 4.5)
     assert busy.projection(4.5).tokens == 6000
 
 
@@ -493,3 +501,15 @@ def test_a_look_ahead_is_not_for_whom_it_is_not_meant_for():
     assert busy.verdict(Need(1484, 1000, streams=True), 0.0) is None
     assert busy.verdict(Need(3010, 0, streams=True), 0.0) is None
     assert busy.verdict(Need(3010, 0, streams=True), 0.0, by_peak=False) is Exclusion.NO_KV_ROOM
+
+
+def test_another_gateway_that_has_nothing_here_changes_nothing():
+    busy = room(0.5)
+    busy.writing.wrote(0.01)
+    busy.first_token(busy.take(5000, 100), 0.0)
+    busy.observe(scrape(1.0, 0.5))
+    assert busy.peak.knows(1)
+    busy.hear(NOTHING)
+    assert busy.peak.knows(1)
+    busy.hear(UnderWay(requests=1))
+    assert not busy.peak.knows(1)

@@ -370,12 +370,15 @@ def test_whatever_happens_blocks_and_tokens_are_conserved(requests, blocks, slot
 
 
 @pytest.mark.parametrize(
-    ("version", "newer"), [("0.32.1", False), ("0.33rc1", True), ("0.33.0", True), ("1.0.0.dev7", True)]
+    ("version", "newer"),
+    [("0.32.1", False), ("0.33rc1", True), ("0.33.0", True), ("1.0.0.dev7", True)],
 )
 def test_a_version_may_be_a_release_candidate(version, newer):
     assert SimConfig(model="m", version=version).newer is newer
 
 
 def test_a_version_that_is_none_is_an_error_at_once():
-    with pytest.raises(ValueError, match=r"version 'latest' is none of vLLM's: write it as 0\.33\.0"):
+    with pytest.raises(
+        ValueError, match=r"version 'latest' is none of vLLM's: write it as 0\.33\.0"
+    ):
         SimConfig(model="m", version="latest")

@@ -189,7 +189,7 @@ def test_a_scrape_older_than_three_seconds_tells_nothing_of_the_work(table):
 
 def test_a_failed_scrape_does_not_forget_the_sample(table):
     scrape(table, 100.0, running=50)
-    table.observe("m/b1", ScrapeFailed(101.0, "timeout"))
+    table.observe("m/b1", ScrapeFailed(101.0))
     assert table.get("m/b1").weighed().ahead_s == ahead_s(0, 50)
 
 
@@ -819,7 +819,7 @@ def test_without_metrics_what_was_read_counts_at_once(clock):
     table.observe("m/b1", Scraped(LoadSample(now, 0, 0, 0.1, 100_000)))
     table.first_token(table.take("m/b1", now, Need(8_000, 64, streams=True)), now + 0.8)
     assert rate.at(now + 0.8) is None
-    table.observe("m/b1", ScrapeFailed(now + 60.0, "timeout"))
+    table.observe("m/b1", ScrapeFailed(now + 60.0))
     assert rate.at(now + 60.0) == pytest.approx(10_000, rel=0.1)
 
 
@@ -829,3 +829,129 @@ def test_what_an_engine_wrote_is_shared_by_all_that_were_there_between_two_scrap
         slot.release()
     table.observe("m/b1", Scraped(LoadSample(101.0, 0, 0, 0.1, generation_tokens=40.0)))
     assert table.get("m/b1").pulse.each_wrote_tokens == 10.0
+
+
+def test_several_sequences_of_one_request_share_what_an_engine_wrote(table):
+    table.observe("m/b1", Scraped(LoadSample(100.0, 0, 0, 0.1)))
+    table.take("m/b1", 100.2, Need(10, 10, sequences=4)).release()
+    table.observe("m/b1", Scraped(LoadSample(101.0, 0, 0, 0.1, generation_tokens=40.0)))
+    assert table.get("m/b1").pulse.each_wrote_tokens == 10.0
+
+
+def test_a_failed_scrape_does_not_hide_who_shared_what_an_engine_wrote(table):
+    table.observe("m/b1", Scraped(LoadSample(100.0, 0, 0, 0.1)))
+    for slot in [table.take("m/b1", 100.2, Need(10, 10)) for _ in range(4)]:
+        slot.release()
+    table.observe("m/b1", ScrapeFailed(101.0))
+    table.observe("m/b1", Scraped(LoadSample(102.0, 0, 0, 0.1, generation_tokens=40.0)))
+    assert table.get("m/b1").pulse.each_wrote_tokens == 10.0
+
+
+# --- one server and the next of its name --------------------------------------------------------
+
+
+def stream_of(backend_id="m/b1", *, sent_at, ended_at, gap_s):
+    return RequestRecord(
+        "r", Endpoint.CHAT, sent_at, stream=True, backend_id=backend_id, sent_at=sent_at,
+        first_byte_at=ended_at - 100 * gap_s, ended_at=ended_at, outcome=Outcome.OK,
+        usage=Usage(10, 101, UsageSource.UPSTREAM),
+    )  # fmt: skip
+
+
+def test_what_ended_at_the_server_before_says_nothing_of_the_next_of_its_name(table, clock):
+    table.apply(pools(m=[{"name": "b1", "url": ONE}]))
+    clock.at = 110.0
+    table.apply(pools(m=[{"name": "b1", "url": TWO}]))
+    moved = table.get("m/b1")
+    table.ended([stream_of(sent_at=105.0, ended_at=112.0, gap_s=0.01)])
+    assert moved.room.writing.gap_s is None
+    table.ended([stream_of(sent_at=111.0, ended_at=122.0, gap_s=0.1)])
+    assert moved.room.writing.gap_s == pytest.approx(0.1)
+
+
+def test_a_process_that_took_the_place_of_another_is_judged_by_its_own_pace(table):
+    table.ended([stream_of(sent_at=100.0, ended_at=102.0, gap_s=0.01)])
+    backend = table.get("m/b1")
+    assert backend.limit.decode.at(102.0) == pytest.approx(100.0)
+    table.observe("m/b1", Scraped(LoadSample(103.0, 1, 0, 0.1, progress=1000.0)))
+    table.observe("m/b1", Scraped(LoadSample(104.0, 0, 0, 0.0, progress=0.0)))
+    assert backend.limit.decode.at(104.0) is None
+
+
+@pytest.mark.parametrize("before", [[TrafficFailed(100.0, Ending.CONNECT)] * 5, [ProbeFailed(100.0, "http_503")]])  # fmt: skip
+def test_a_server_that_refuses_after_other_trouble_has_lost_its_cache(table, before):
+    backend = make_ready(table)
+    backend.sessions.last[1] = object()
+    for each in before:
+        table.observe("m/b1", each)
+    assert backend.phase is Phase.DOWN
+    assert len(backend.sessions) == 1
+    table.observe("m/b1", ProbeFailed(101.0, "refused"))
+    assert (backend.reason, len(backend.sessions)) == ("refused", 0)
+
+
+def test_a_backend_that_is_added_first_learns_from_the_others_of_its_pool(table, clock):
+    table.listen([], clock.at)
+    known = table.get("m/b1").uses
+    table.apply(pools(m=["http://127.0.0.1:9009", ONE, TWO]))
+    table.listen([], clock.at)
+    assert [each.uses is known for each in table.backends("m")] == [True] * 3
+
+
+def test_a_reload_leaves_a_window_as_narrow_as_it_will_be(table):
+    backend = make_ready(table, models=(BASE, LORA))
+    table.narrow("m/b1", 2048)
+    table.apply(pools(m=[ONE, TWO]))
+    assert table.get("m/b1") is backend
+    assert backend.window_tokens == 2048
+    assert backend.models["lora-a"].window_tokens is None
+    make_ready(table)
+    assert backend.window_tokens == 4096
+
+
+# --- while this process stood still -------------------------------------------------------------
+
+
+def test_the_time_in_which_this_process_stood_still_is_not_held_against_metrics(table):
+    backend = make_ready(table)
+    scrape(table)
+    table.forgive(160.0)
+    table.observe("m/b1", ProbePassed(160.1))
+    assert backend.phase is Phase.READY
+    table.observe("m/b1", ProbePassed(175.0))
+    assert (backend.phase, backend.reason) == (Phase.DEGRADED, "metrics_stale")
+
+
+def test_an_engine_that_stood_still_with_this_process_is_not_stuck(table):
+    backend = make_ready(table)
+    scrape(table)
+    table.forgive(160.0)
+    scrape(table, at=160.1)
+    assert backend.phase is Phase.READY
+    scrape(table, at=195.0)
+    assert (backend.phase, backend.reason) == (Phase.DOWN, "no_progress")
+
+
+# --- engines without metrics --------------------------------------------------------------------
+
+
+def whole_reply(*, sent_at, ended_at, tokens):
+    return RequestRecord(
+        "r", Endpoint.CHAT, sent_at, backend_id="m/b1", sent_at=sent_at, ended_at=ended_at,
+        outcome=Outcome.OK, usage=Usage(10, tokens, UsageSource.UPSTREAM),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("tokens", "grows"), [(100, True), (10, False)])
+def test_without_metrics_whole_replies_that_came_soon_let_the_limit_grow(table, tokens, grows):
+    limit = make_ready(table).limit
+    table.observe("m/b1", ScrapeFailed(100.0))
+    low = limit.value
+    slots = [table.take("m/b1", 100.0) for _ in range(low)]
+    for second in range(1, 20):
+        at = 100.0 + second
+        table.ended([whole_reply(sent_at=at - 8.0, ended_at=at, tokens=tokens)] * 10)
+        table.observe("m/b1", ScrapeFailed(at))
+    assert (limit.value > low) is grows
+    assert limit.value >= low
+    assert slots
