@@ -185,8 +185,8 @@ class Patience:
     ) -> Allowed:  # fmt: skip
         """Return how late a request may be; infinite while nobody knows.
 
-        One that `returned` was refused before, and came again when it was told to. The answer stays the
-        same while anybody waits, for nothing of it is learned meanwhile.
+        One that `returned` was refused before, and came again when it was told to, or had a place before. The
+        answer stays the same while anybody waits, for nothing of it is learned meanwhile.
         """
         quiet = self.first if streams else self.whole
         if quiet.base_s is None:
