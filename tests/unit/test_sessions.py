@@ -299,7 +299,7 @@ def test_a_reply_corrects_it_once_it_is_settled():
         table.first_token(slot, NOW)
         slot.release()
         usage = Usage(1000, 10, UsageSource.UPSTREAM, cached_tokens)
-        record = RequestRecord("r", Endpoint.CHAT, NOW, backend_id="m/b1")
+        record = RequestRecord("r", Endpoint.CHAT, NOW, backend_id="m/b1", sent_at=NOW)
         record.sent, record.usage = slot.sent, usage
         table.ended([record])
     assert tokens(table.get("m/b1").sessions, prefix(at=NOW)) == 250
