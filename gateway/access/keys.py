@@ -8,6 +8,7 @@ No message repeats more of a key than its id and its last two characters.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import secrets
 from collections.abc import Iterable, Set
@@ -16,7 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from gateway.access.effective import Tiers, caller_of, lost_tiers
-from gateway.access.keyfile import pepper_path, read_pepper, read_records, stamp_of
+from gateway.access.keyfile import (
+    locked,
+    make_pepper,
+    pepper_path,
+    read_pepper,
+    read_records,
+    stamp_of,
+)
 from gateway.access.records import KeyKind, KeyRecord, timestamp
 from gateway.access.salt import salting_secret
 from gateway.access.secret import ID_AT, digest_of, what_is_wrong
@@ -124,6 +132,10 @@ class KeyRing:
         Raises:
             ConfigError: one of them is missing or wrong, or a key's tier is not there.
         """
+        if tokens is not None and not pepper_path(path).exists():
+            # The salts of who holds a token have to be the same in each worker, and after a restart.
+            with contextlib.suppress(OSError), locked(path):
+                make_pepper(path)
         stamp = stamp_of(path)
         records = [] if tokens is not None and not path.exists() else read_records(path)
         if lost := lost_tiers(records, tiers or {}):

@@ -44,6 +44,7 @@ class Level(NamedTuple):
 
 
 _EMPTY: Final = Level(0.0, 0.0, 0.0)
+_MOST_RAISED: Final = 100_000
 _MOST_REPLICAS: Final = 60  # that share a limit: the part of each empties so much more slowly
 
 _Place = tuple[str, int, Period]  # the name of a store, and which amount over which time
@@ -61,6 +62,9 @@ class Levels:
     """The levels of each store, by amount and period, and its leases of running requests."""
 
     amounts: OrderedDict[_Place, Level] = field(default_factory=OrderedDict)
+    raised: set[_Place] = field(
+        default_factory=set
+    )  # days and months that hold what was spent before
     # By store and lease: until when it counts. The oldest come first.
     running: dict[str, dict[str, float]] = field(default_factory=dict)
 
@@ -86,12 +90,17 @@ class Levels:
         return used if stamp >= at.stamp(period) else 0.0
 
     def recall(self, plan: Counts, at: Moment, spent: Callable[[int], float]) -> None:
-        """Begin days and months that have no level yet with what is known to be `spent` of them."""
+        """Raise days and months to what is known to be `spent` of them: new ones, and each that is not in `raised`."""
         for number, rule in enumerate(plan.rules):
             if rule.period in CALENDAR:
-                place = plan.stores[rule.store], rule.amount, rule.period
-                if place not in self.amounts:
-                    self._note(place, Level(at.stamp(rule.period), spent(number), rule.most), at)
+                store = plan.stores[rule.store]
+                place = store, rule.amount, rule.period
+                if place not in self.raised or place not in self.amounts:
+                    used = max(spent(number), self._level(store, rule, at, 1))
+                    self._note(place, Level(at.stamp(rule.period), used, rule.most), at)
+                    if len(self.raised) >= _MOST_RAISED:
+                        self.raised.clear()  # to raise them again does no harm
+                    self.raised.add(place)
 
     def put(self, plan: Counts, used: Sequence[float], at: Moment) -> None:
         """Note what is used of each rule, except rules of running requests."""

@@ -185,9 +185,10 @@ class Limiter:
         self._renewed_at = self._clock.now()
 
     def recall(self) -> None:
-        """Raise days and months in Redis again, as more is known of what was spent."""
+        """Raise days and months again, as more is known of what was spent."""
         self._begun.clear()
         self._before.clear()
+        self.levels.raised.clear()
 
     async def tell_owed(self) -> None:
         """Tell Redis what was used of days and months in an outage. One that is over does not count any more.

@@ -48,10 +48,12 @@ class ApproximateIndex:
         "_found_tokens",
         "_hits",
         "_lately_tokens",
+        "_left_tokens",
         "_prompts",
         "_scale",
         "_sure",
         "_told",
+        "_under_way_tokens",
         "_young_tokens",
         "capacity_tokens",
         "news",
@@ -73,6 +75,10 @@ class ApproximateIndex:
         self._found_tokens = 0.0
         # Expected since the last scrape; None: nothing was read.
         self._lately_tokens: int | None = None
+        # Expected of prompts that are not compared yet, though the engine may have counted their hits: of those under
+        # way, and of those that left since the last scrape, and before each of the last two.
+        self._under_way_tokens = 0
+        self._left_tokens = [0, 0, 0]
         self._scale = 1.0  # tokens that prompts have, for each that they were taken for
         self._sure = True  # the engine finds no more cached than we know of
         self._told = False  # replies report cached tokens, so the counter is not needed
@@ -119,6 +125,7 @@ class ApproximateIndex:
         most = self.capacity_tokens or UNKNOWN_CAPACITY_TOKENS
         if self._young_tokens > most or len(young) > MOST_KEYS:
             self._grow_old()
+        self._under_way_tokens += known_tokens
         news = self.news
         if news is not None:
             news.tokens += added_tokens
@@ -141,11 +148,14 @@ class ApproximateIndex:
 
     def read(self, sent: SentPrompt) -> None:
         """Note the first token: the engine has counted by now what it found cached."""
-        if not self._told:
-            self._expect(sent, self._scale)
+        if not self._told and self._expect(sent, self._scale):
+            self._under_way_tokens = max(0, self._under_way_tokens - sent.known_tokens)
 
     def over(self, sent: SentPrompt) -> None:
-        """Change nothing: the engine keeps the prompt cached."""
+        """Note that a request has left; the engine keeps the prompt cached."""
+        if not sent.counted:
+            self._under_way_tokens = max(0, self._under_way_tokens - sent.known_tokens)
+            self._left_tokens[0] += sent.known_tokens
 
     def forget(self) -> None:
         """Note that the cache is empty: the process restarted, maybe with other flags."""
@@ -211,6 +221,7 @@ class ApproximateIndex:
         """Take in a scrape: how much the cache holds, and the engine's counter of cache hits in tokens."""
         self.capacity_tokens = capacity_tokens
         before, self._hits = self._hits, hits
+        self._left_tokens = [0, *self._left_tokens[:2]]
         if self._told or hits is None:
             return
         if before is None:
@@ -223,10 +234,10 @@ class ApproximateIndex:
             self._found_tokens += found_tokens
             self._judge()
 
-    def _expect(self, sent: SentPrompt, scale: float) -> None:
-        """Count what was expected of a prompt, once, if anything tells what is found."""
+    def _expect(self, sent: SentPrompt, scale: float) -> bool:
+        """Count what was expected of a prompt, once, if anything tells what is found; return whether it was now."""
         if sent.counted or not (self._told or self._hits is not None):
-            return
+            return False
         sent.counted = True
         known_tokens = int(scale * sent.known_tokens)
         self._lately_tokens = (self._lately_tokens or 0) + known_tokens
@@ -237,6 +248,7 @@ class ApproximateIndex:
         if news is not None:
             news.expected_tokens += known_tokens
             news.prompts += known_tokens > 0
+        return True
 
     def _compare_no_more(self) -> None:
         """Drop what was not compared yet: it was to be found by the counter, which is not read any more."""
@@ -250,15 +262,16 @@ class ApproximateIndex:
         beyond what was expected counts for the prompts that come next; of others' hits no more than that.
         """
         expected, found = self._expected_tokens, self._found_tokens
+        coming_tokens = int(self._scale * (self._under_way_tokens + sum(self._left_tokens)))
         if self._prompts < _TELLING or expected < _TELLING_TOKENS:
-            self._found_tokens = min(found, expected + _TELLING_TOKENS)
+            self._found_tokens = min(found, expected + max(_TELLING_TOKENS, coming_tokens))
             return
         kept = exp(-expected / _MEMORY_TOKENS)
         self._expected = kept * self._expected + expected
         self._found = kept * self._found + min(found, expected)
         self.trust = min(1.0, self._found / self._expected)
         self._prompts = self._expected_tokens = 0
-        self._found_tokens = min(max(0.0, found - expected), expected)
+        self._found_tokens = min(max(0.0, found - expected), max(expected, coming_tokens))
         if found < _RESET_RATIO * expected:
             self._drop()
 

@@ -94,6 +94,8 @@ class Mirror:
         last block found then is still there, all before it are, and only the following ones are checked.
         """
         holders, expected, count = self._holders, self._expected, before
+        if before > len(digests):  # of blocks of another size
+            before = count = 0
         if before and digests[before - 1] not in holders and digests[before - 1] not in expected:
             count = 0
         for digest in islice(digests, count, None):

@@ -125,10 +125,12 @@ class PreciseIndex:
 
     def read(self, sent: SentPrompt) -> None:
         """Note the first token: the blocks of this prompt are not looked up any more."""
+        self.guess.read(sent)
         sent.prefix.blocks, sent.expected = None, ()
 
     def over(self, sent: SentPrompt) -> None:
-        """Change nothing: the engine keeps the prompt cached."""
+        """Note that a request has left; the engine keeps the prompt cached."""
+        self.guess.over(sent)
 
     def scraped(self, capacity_tokens: int | None, hits: float | None) -> None:
         """Take in a scrape: how much the cache holds, and the engine's counter of cache hits in tokens."""

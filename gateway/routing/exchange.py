@@ -119,7 +119,9 @@ class PrefixExchange:
     def _news(self) -> tuple[list[_Engine], int]:
         """Take what the indexes learned, and how many hashes that is; of what is too much some is dropped."""
         found, left, dropped = list[_Engine](), _MOST_KEYS, 0
-        for backend in self.table:
+        backends = [*self.table]
+        self.rng.shuffle(backends)  # where not all can be told, it is not always the same ones
+        for backend in backends:
             for rank, index in enumerate(approximate_engines(backend.prefix_index)):
                 if index.news is None:  # it is new
                     index.news = News()

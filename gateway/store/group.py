@@ -145,6 +145,8 @@ class GroupStore:
 
     group: Group
     within_s: float = _WITHIN_S
+    # Claims that were confirmed too late: asked again, they are ours.
+    _confirmed: set[tuple[str, str | None, int]] = field(default_factory=set)
 
     @property
     def trouble(self) -> str:
@@ -167,7 +169,17 @@ class GroupStore:
         self, backend_id: str, incarnation: str | None, attempt: int = 1
     ) -> bool:
         """See `SharedStore`."""
-        return bool(await self._ask("claim_restart", backend_id, incarnation, attempt))
+        claim = backend_id, incarnation, attempt
+
+        def late(claimed: object) -> None:
+            if claimed:
+                self._confirmed.add(claim)
+
+        claimed = bool(await self._ask("claim_restart", *claim, late=late))
+        if claim in self._confirmed:  # by a call before, which had given up
+            self._confirmed.discard(claim)
+            return True
+        return claimed
 
     async def hold(self, scope: str | None, for_s: float | None = None) -> None:
         """See `SharedStore`."""
@@ -195,9 +207,11 @@ class GroupStore:
     async def close(self) -> None:
         """The connection is the group's."""
 
-    async def _ask(self, what: str, *args: Any) -> Any:
+    async def _ask(self, what: str, *args: Any, late: Late | None = None) -> Any:
         try:
-            return await self.group.channel.ask(f"store.{what}", *args, within_s=self.within_s)
+            return await self.group.channel.ask(
+                f"store.{what}", *args, within_s=self.within_s, late=late
+            )
         except Unanswered as error:
             raise StoreUnavailable(f"the parent process: {error}") from None
 

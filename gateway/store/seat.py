@@ -29,5 +29,7 @@ class Seat:
         Raises:
             StoreUnavailable: what is ours expires by itself.
         """
-        lease = None if self._lease is None else await self.store.renew(self._lease)
-        self._lease = lease or await self.store.acquire(self.name, self.holder)
+        if self._lease is not None:
+            self._lease = await self.store.renew(self._lease)
+        if self._lease is None:
+            self._lease = await self.store.acquire(self.name, self.holder)

@@ -31,6 +31,9 @@ from gateway.usage.telling import Telling
 log = logging.getLogger("gateway.usage")
 
 _EVERY_S: Final = 1.0
+_LEARN_TURNS: Final = (
+    30  # a process that leaves, after an upgrade, writes what its last requests used
+)
 _MOST_WAITING: Final = 65_536  # entries, while the disk takes none
 _MOST_TENANTS: Final = 1000  # that have metrics of their own
 _MOST_PLACES: Final = 100_000  # in memory; about 300 bytes each
@@ -72,6 +75,7 @@ class Accounts:
         # The limits that asked what was used before. `_wanted`: a new one has asked since the last `_learn`.
         self._asked: set[tuple[Limit, str]] = set()
         self._wanted = False
+        self._turns = 0
         self.on_learnt: list[
             Callable[[], None]
         ] = []  # called when usage of other processes was counted
@@ -158,8 +162,9 @@ class Accounts:
         await self._write(self._journal)
         if self.telling is not None:
             await self.telling.turn(self._journal)
-        elif self._wanted:
+        elif self._wanted or (self._asked and self._turns % _LEARN_TURNS == 0):
             await self._learn(self._journal)
+        self._turns += 1
 
     async def _learn(self, journal: UsageJournal) -> None:
         """Count what other processes of this state folder used meanwhile, for a limit that asks for the first time."""
@@ -167,6 +172,8 @@ class Accounts:
             found = await asyncio.to_thread(lambda: summed(journal.unread()))
         except OSError:
             return  # the next turn tries again
+        if not found and not self._wanted:
+            return
         self._wanted = False
         for place, more in found.items():
             self._sums_of(place, place[1]).include(more)

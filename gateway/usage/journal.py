@@ -119,6 +119,8 @@ class UsageJournal:
                     if len(found) >= most:
                         self._found = found[-1].n + 1, file, at
                         return found
+        if found:
+            self._found = found[-1].n + 1, file, at
         return found
 
     def every(self) -> Iterator[Entry]:

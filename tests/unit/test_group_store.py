@@ -10,7 +10,7 @@ from gateway.core.channel import Channel
 from gateway.store.group import Group, GroupStore, Place, store_answers
 from gateway.store.memory import MemoryStore
 from gateway.store.shared import StoreUnavailable
-from tests.storecases import Desk, StoreCases
+from tests.storecases import Desk, HeldClock, StoreCases
 
 PATIENCE_S = 60.0  # a busy machine answers late, which is none of these tests' business
 
@@ -70,3 +70,39 @@ def test_a_parent_that_has_gone_is_a_store_that_does_not_answer(desk):
     for call in (lambda: desk.renew(lease), lambda: desk.claim_restart("p/a", "one"), desk.holds):
         with pytest.raises(StoreUnavailable):
             call()
+
+
+class Late(MemoryStore):
+    """A store that does what it is asked, and answers when it may."""
+
+    async def claim_restart(self, *claim):
+        claimed = await super().claim_restart(*claim)
+        await self.answers.wait()
+        return claimed
+
+
+def test_a_claim_that_was_confirmed_too_late_is_confirmed_when_it_is_asked_again():
+    async def claims():
+        store = Late(HeldClock())
+        store.answers = asyncio.Event()
+        here, there = socket.socketpair()
+        for each in (here, there):
+            each.setblocking(False)
+        group = Group(Place(1, 2, "", 0, 0))
+        group.channel = Channel(here, group.answers)
+        ends = group.channel, Channel(there, store_answers(store, {}))
+        tasks = [start(each.run(), name="channel") for each in ends]
+        await group.channel.open.wait()
+        worker = GroupStore(group, within_s=0.05)
+        with pytest.raises(StoreUnavailable):
+            await worker.claim_restart("p/a", "one")
+        store.answers.set()
+        another = await GroupStore(group, within_s=PATIENCE_S).claim_restart("p/a", "one")
+        worker.within_s = PATIENCE_S
+        again = [await worker.claim_restart("p/a", "one") for _ in range(2)]
+        for each in tasks:
+            each.cancel()
+        await asyncio.wait(tasks)
+        return another, again
+
+    assert asyncio.run(claims()) == (False, [True, False])

@@ -291,3 +291,8 @@ def test_who_holds_a_token_has_the_same_salt_after_a_start_although_there_are_no
         path.write_text(text)
     secret = KeyRing.load(path, TIERS, tokens).salting
     assert KeyRing.load(path, TIERS, tokens).salting == secret == salting_secret(read_pepper(path))
+
+
+def test_who_holds_a_token_has_the_same_salt_in_each_worker_and_after_a_restart(tmp_path):
+    rings = [KeyRing.load(tmp_path / "keys.yaml", {}, Tokens(Desk().issuer)) for _ in range(2)]
+    assert len({ring.salting for ring in rings}) == 1

@@ -204,3 +204,11 @@ def test_a_published_message_that_a_replay_brought_is_followed_once():
     assert all(follower.published(*each) for each in both)
     deliver(follower, engine, engine.evict(0))
     assert held(follower.mirror) == engine.held(TOKENS)
+
+
+def test_what_was_found_of_smaller_blocks_says_nothing_of_larger_ones():
+    mirror, tokens = mirror_of(stored()), list(range(400))
+    small, large = (prefix_digests(tokens, BlockShape(size), None, None) for size in (16, 64))
+    assert mirror.held(small, 0) == 0
+    mirror.expect(large[:3])
+    assert mirror.held(large, 24) == 3

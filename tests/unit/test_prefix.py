@@ -9,6 +9,7 @@ from gateway.core.prefix import Prefix
 from gateway.core.types import Ask, Caller, Demand, Endpoint, Need, Route
 from gateway.prefix.approximate import MOST_KEYS, ApproximateIndex
 from gateway.prefix.hashing import ENDS, PrefixHasher
+from gateway.prefix.precise import PreciseIndex
 from gateway.wire.calls import ENDPOINTS, parse_at_once, parse_call
 from gateway.wire.large import completed
 from gateway.wire.scan import BodyScan
@@ -660,6 +661,46 @@ def test_what_others_find_there_gives_no_credit_for_long():
     held.scraped(None, 1e9)
     use(held, 300, found=0, tell=False)
     assert held.trust < 0.1
+
+
+@pytest.mark.parametrize("index", [ApproximateIndex, PreciseIndex])
+@pytest.mark.parametrize("first_token_s", [1, 4, None])  # None: a reply that is no stream
+def test_hits_count_until_the_prompts_are_compared_however_long_after(index, first_token_s):
+    held, hits = index(), 0.0
+    guess = held if index is ApproximateIndex else held.guess
+    held.scraped(None, hits)
+    for _ in range(6):
+        sent = [held.sent(prompt(key, tokens=20_000)) for key in range(5)]
+        hits += sum(each.known_tokens for each in sent)  # counted as their reading begins
+        for second in range(12):
+            if second == first_token_s:
+                for each in sent:
+                    held.read(each)
+            held.scraped(None, hits)
+        for each in sent:
+            held.over(each)
+        held.scraped(None, hits)
+        for each in sent:
+            held.ended(each, None, 20_000)
+        held.scraped(None, hits)
+        assert guess.trust == 1.0
+        assert len(guess) == 5
+
+
+def test_a_lost_cache_is_noticed_with_plain_replies_too():
+    held, hits = ApproximateIndex(), 0.0
+    held.scraped(None, hits)
+    for wave in range(8):
+        sent = [held.sent(prompt(key, tokens=20_000)) for key in range(5)]
+        hits += sum(each.known_tokens for each in sent) if wave < 5 else 0
+        held.scraped(None, hits)
+        for each in sent:
+            held.over(each)
+            held.ended(each, None, 20_000)
+        held.scraped(None, hits)
+        if wave == 4:
+            assert held.trust == 1.0
+    assert held.trust < 0.8
 
 
 def test_a_short_chat_and_what_it_grows_into_begin_alike():

@@ -201,6 +201,16 @@ def test_what_is_told_at_a_time_is_bounded_and_the_rest_is_counted(world):
     assert world.other.counts["heard"] == MOST_NEWS
 
 
+def test_where_more_is_learned_than_can_be_told_each_backend_has_its_part(world):
+    for turn in range(30):  # which comes first is by chance
+        for place in (1, 2):
+            first = (place << 60) + turn * MOST_NEWS
+            world.one.index(place).sent(prompt(*range(first, first + MOST_NEWS)))
+        world.turns()
+    parts = [len(world.other.index(place).young | world.other.index(place).old) for place in (1, 2)]
+    assert min(parts) > 0
+
+
 def test_more_than_is_read_at_a_time_is_read_in_the_next_turns(world):
     for number in range(LOG_READ + 5):
         world.one.index().sent(prompt(number))

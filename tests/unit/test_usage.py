@@ -107,6 +107,45 @@ def test_a_ledger_is_read_back_from_any_line(tmp_path):
     journal.close()
 
 
+def test_what_was_read_of_a_ledger_is_not_read_again(tmp_path):
+    journal = UsageJournal(tmp_path, 10_000_000)
+    journal.append([entry(n) for n in range(1, 1001)])
+    assert [each.n for each in journal.after(990, 512)] == list(range(991, 1001))
+    (file,) = tmp_path.glob("*/*.jsonl")
+    lines = file.read_bytes().splitlines(keepends=True)
+    lines[-1] = lines[-1].replace(b"1000", b"9000", 1)  # who reads it again finds another line
+    file.write_bytes(b"".join(lines))
+    journal.append([entry(1001)])
+    assert [each.n for each in journal.after(1000, 512)] == [1001]
+    journal.close()
+
+
+def test_limits_of_a_new_process_know_what_the_old_one_uses_after_its_start(tmp_path):
+    async def story():
+        clock = HeldClock()
+        old, new = (Accounts(clock, None, tmp_path, 10**6, lambda *_: None) for _ in range(2))
+        await old.open()
+        await new.open()
+        limiter = Limiter(clock, None, lambda: 1, new.spent)
+        new.on_learnt.append(limiter.recall)
+        plan = plan_of(KeyLimits(tokens_per_day=10_000), tenant="acme")
+
+        async def used():
+            for _ in range(31):
+                await new.turn()
+            return (await limiter.take(plan, Amounts())).used
+
+        old.posted([record(tokens=(400, 100))])
+        await old.turn()
+        first = (await limiter.take(plan, Amounts())).used
+        second = await used()
+        old.posted([record("z", tokens=(4000, 1000))])
+        await old.turn()
+        return first, second, await used()
+
+    assert asyncio.run(story()) == ((0,), (500,), (5500,))
+
+
 def test_a_ledger_goes_on_where_it_ended_even_within_a_line(tmp_path):
     journal = UsageJournal(tmp_path, 10_000_000)
     journal.append([entry(1), entry(2)])
