@@ -21,7 +21,7 @@ from gateway.core.aio import Clock
 from gateway.core.endings import Ending
 from gateway.core.types import Ask
 from gateway.ingress.downstream import Downstream
-from gateway.ingress.leaving import Leaving, what_runs
+from gateway.ingress.leaving import Leaving
 from gateway.ingress.measuring import Measuring
 from gateway.ingress.retrying import Retrying
 from gateway.ingress.settings import Settings
@@ -92,8 +92,6 @@ class Departure:
         under_way = self._task is not None and not self._task.done()
         if under_way or self._departing.clock.now() < self._again_at:
             return
-        ask, _, backend, _ = self._subject
-        ask.leaves = what_runs(backend, ask)
         if self._departing.has_room and self._departing.leaving.would_leave(*self._subject):
             self._task = self._departing.start(self._find())
 

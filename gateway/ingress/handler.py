@@ -48,7 +48,7 @@ from gateway.ingress.downstream import Downstream
 from gateway.ingress.drain import shutting_down
 from gateway.ingress.early import Early
 from gateway.ingress.heads import header_lines
-from gateway.ingress.leaving import let_go, taken_ahead
+from gateway.ingress.leaving import let_go, taken_ahead, what_runs
 from gateway.ingress.measuring import UNMEASURED, Measuring
 from gateway.ingress.outgoing import outgoing
 from gateway.ingress.passing import Passing
@@ -251,6 +251,7 @@ class Handler:
                     record.engine_id = plain_id() if backend.plain else engine_id()
                     record.sent = slot.sent
                     record.revision = backend.revision
+                    ask.leaves = what_runs(backend, ask)  # as of now: a reload may change it
                     record.sent_at = now = self.clock.now()
                     silence = silence_of(settings.patience, now, backend, ask)
                     salt = settings.salt(ask) if ask.route.tenants_apart else None

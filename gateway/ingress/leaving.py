@@ -100,7 +100,6 @@ class Leaving:
             demand, prompt_tokens=max(demand.prompt_tokens, tokens), exact=True
         )
         rest = structs.replace(ask, demand=demand, need=need, prefix=None, tried={**ask.tried})
-        rest.leaves = what_runs(left, ask)
         failed_at(rest, left)
         pass_over(rest, stream, self._table.backends(ask.route.pool))
         return rest

@@ -200,12 +200,13 @@ class Passing:
         """Note what a reply that came to its end tells of its backend; a 4xx tells nothing."""
         now, trial = self.clock.now(), backend.tries(slot)
         seen: TrafficFailed | TrafficOk | None = None
+        known = self.table.get(backend.id) is backend  # else its name is another server's
         if status >= 500:
             seen = TrafficFailed(now, Ending.HTTP_5XX, trial)
-            self.ledger.upstream_failed(backend.id, Ending.HTTP_5XX, hard=True)
+            self.ledger.upstream_failed(backend.id, Ending.HTTP_5XX, hard=known)
         elif status < 400:
             seen = TrafficOk(now, trial)
-        if seen is not None and self.table.get(backend.id) is backend:
+        if seen is not None and known:
             self.table.observe(backend.id, seen)
 
     def answer(

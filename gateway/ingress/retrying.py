@@ -30,7 +30,7 @@ from gateway.core.exclusion import Chance
 from gateway.core.types import Ask, Call, ModelsSeen, RequestRecord, Slot, TrafficFailed
 from gateway.ingress.deaths import LOOK_S, Deaths
 from gateway.ingress.downstream import Downstream
-from gateway.ingress.leaving import pass_over, what_runs
+from gateway.ingress.leaving import pass_over
 from gateway.ingress.measuring import Measuring
 from gateway.ingress.settings import Settings
 from gateway.observe.ledger import Ledger
@@ -91,7 +91,6 @@ class Retrying:
         unsent = isinstance(error, ConnectFailed) and not isinstance(error, NothingFree)
         if over or unsent or (down.trailed is not None and down.trailed.cut is not None):
             await self._deaths.can_go_on(ask, backend, slot, sent=not unsent)
-        ask.leaves = what_runs(backend, ask)
         stream = await self._findable(settings, down, record, ask)
         if stream is not None and stream.awaits and isinstance(error, StaleConnection):
             self._ledger.retried(ask.route.pool, attempts.Next.FRESH_CONNECTION.value)
@@ -299,15 +298,16 @@ class Retrying:
         self, record: RequestRecord, ask: Ask, backend: Backend, slot: Slot, error: UpstreamError | EngineFull
     ) -> None:  # fmt: skip
         failed_at(ask, backend)
-        now = self._clock.now()
+        now, known = self._clock.now(), self._table.get(backend.id) is backend
         self._keep(record, backend.id, error.ending, now)
-        if self._table.get(backend.id) is backend:  # else a reload gave its name to another server
+        if known:  # else a reload gave its name to another server
             self._table.observe(backend.id, TrafficFailed(now, error.ending, backend.tries(slot)))
         if isinstance(error, EngineFull):  # it did nothing, as its refusal says
             record.usage = record.usage if record.resumed else None
         elif not isinstance(error, StreamMoved):
-            self._ledger.upstream_failed(backend.id, error.ending, hard=is_hard(error.ending))
-        if isinstance(error, AdapterLost) and self._table.get(backend.id) is backend:
+            hard = known and is_hard(error.ending)
+            self._ledger.upstream_failed(backend.id, error.ending, hard=hard)
+        if isinstance(error, AdapterLost) and known:
             left = tuple(each for each in backend.models.values() if each.name != ask.route.adapter)
             seen = ModelsSeen(now, left, backend.endpoints, backend.version)
             self._table.observe(backend.id, seen)

@@ -24,6 +24,7 @@ from gateway.resume.rules import RECITED, stops_of, thinking_budget
 from gateway.resume.seam import Reached
 from gateway.wire.large import fields_at_hand
 from gateway.wire.lax import number_of
+from gateway.wire.objects import decode_or_none
 
 
 def kept(call: Call) -> Call:
@@ -140,9 +141,9 @@ def _extended(body: dict[str, msgspec.Raw], dialect: Dialect, said: str) -> bool
             return False
         body["prompt"] = _encoded(prompt + said)
         return True
-    messages = msgspec.json.decode(body.get("messages", b"null"))
+    messages = decode_or_none(_LIST, body.get("messages", b"null"))
     flags = {"continue_final_message", "add_generation_prompt"}
-    if not isinstance(messages, list) or flags & body.keys():
+    if messages is None or flags & body.keys():
         return False
     if said:
         body["messages"] = _encoded([*messages, {"role": "assistant", "content": said}])
@@ -150,6 +151,7 @@ def _extended(body: dict[str, msgspec.Raw], dialect: Dialect, said: str) -> bool
     return True
 
 
+_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _NULL: Final = msgspec.Raw(b"null")
 _TRUE: Final = msgspec.Raw(b"true")
 _FALSE: Final = msgspec.Raw(b"false")

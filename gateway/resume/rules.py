@@ -35,7 +35,7 @@ import msgspec
 
 from gateway.core.types import Call, Dialect
 from gateway.wire.large import fields_at_hand
-from gateway.wire.objects import is_given
+from gateway.wire.objects import decode_or_none, is_given
 
 _HARMLESS: Final = frozenset(
     {
@@ -167,6 +167,7 @@ def may_recite(call: Call) -> bool:
     return call.dialect in RECITED and call.stream
 
 
+_ANY: Final = msgspec.json.Decoder()
 _IDS: Final = "return_token_ids"
 _IDS_WRITTEN: Final = _IDS.encode()
 _NOT_ECHOED: Final = (b"null", b"false")
@@ -218,7 +219,7 @@ def thinking_budget(call: Call) -> int | None:
     """Return how many tokens the thinking of a message may have at most; None: its request does not say."""
     if call.dialect is not Dialect.MESSAGES:
         return None
-    thinking = msgspec.json.decode(fields_at_hand(call).get("thinking", b"null"))
+    thinking = decode_or_none(_ANY, fields_at_hand(call).get("thinking", b"null"))
     if not isinstance(thinking, dict) or thinking.get("type") != "enabled":
         return None
     tokens = thinking.get("budget_tokens")
@@ -228,7 +229,7 @@ def thinking_budget(call: Call) -> int | None:
 def stops_of(call: Call) -> list[str]:
     """Return the stop strings of a call."""
     name = "stop_sequences" if call.dialect is Dialect.MESSAGES else "stop"
-    stop = msgspec.json.decode(fields_at_hand(call).get(name, b"null"))
+    stop = decode_or_none(_ANY, fields_at_hand(call).get(name, b"null"))
     listed = stop if isinstance(stop, list) else [stop]
     return [each for each in listed if isinstance(each, str)]
 
@@ -242,9 +243,10 @@ def may_go_on(call: Call) -> bool:
     by_value = _BY_VALUE_RECITED if recited else _BY_VALUE
     unread = _UNREAD_RECITED if recited else _LONGEST
     fields = fields_at_hand(call)
-    body = {
-        name: None if name in unread else msgspec.json.decode(raw) for name, raw in fields.items()
-    }
+    try:
+        body = {name: None if name in unread else _ANY.decode(raw) for name, raw in fields.items()}
+    except msgspec.DecodeError:  # 1e999: a number that is none here, and infinite to an engine
+        return False
     doubtful = (fields.keys() | (call.places or {}).keys()) - harmless
     return all(
         name in by_value and name in body and by_value[name](body[name], body) for name in doubtful

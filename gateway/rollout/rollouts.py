@@ -165,7 +165,7 @@ class Rollouts:
         if not self._running:
             return
         for record in records:
-            arm = self._arm(record.backend_id)
+            arm = self._arm(record.backend_id, record.sent_at)
             if arm is None or record.outcome not in (Outcome.OK, Outcome.UPSTREAM_REJECTED):
                 continue
             if record.outcome is Outcome.UPSTREAM_REJECTED:
@@ -225,8 +225,10 @@ class Rollouts:
         if self._running and (arm := self._arm(backend_id)) is not None:
             arm.fail(self._clock.now())
 
-    def _arm(self, backend_id: str | None) -> Arm | None:
+    def _arm(self, backend_id: str | None, sent_at: float | None = None) -> Arm | None:
         backend = self._table.get(backend_id or "")
+        if backend is not None and sent_at is not None and sent_at < backend.member_since:
+            return None  # it was another server, which had the name before
         rollout = self._running.get(backend.pool) if backend is not None else None
         if backend is None or rollout is None:
             return None

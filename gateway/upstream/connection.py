@@ -202,19 +202,21 @@ class Connection(Reading, asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell whoever waits; a reply whose end is the end of the connection is complete now."""
-        if self._ends_with_connection() and exc is None and self.state in (COLLECT, STREAM):
-            self._complete = True
-            if self.state is COLLECT:
-                self._finish_collected()
-            else:
-                self._deliver()
-        elif self.state is HEAD and not self._answered and self._was_stale():
-            self._fail(StaleConnection("the backend had closed the idle connection"))
-        elif self.state is not IDLE:
-            self._fail(BackendBroke("the backend closed the connection"))
-        self.state = CLOSED
-        self._transport = self._socket = self._parser = None
-        self._on_closed(self)
+        try:
+            if self._ends_with_connection() and exc is None and self.state in (COLLECT, STREAM):
+                self._complete = True
+                if self.state is COLLECT:
+                    self._finish_collected()
+                else:
+                    self._deliver()
+            elif self.state is HEAD and not self._answered and self._was_stale():
+                self._fail(StaleConnection("the backend had closed the idle connection"))
+            elif self.state is not IDLE:
+                self._fail(BackendBroke("the backend closed the connection"))
+        finally:  # else a bug above would keep it among the busy ones for good
+            self.state = CLOSED
+            self._transport = self._socket = self._parser = None
+            self._on_closed(self)
 
     # --- inside -----------------------------------------------------------------------------------
 

@@ -165,6 +165,8 @@ class Relay:
             client.write_chunk(chunk)
         elif out:
             client.write(out)
+        elif self.watch.excess is not None:
+            self._break(self.watch.excess)
         if client.writing_paused:
             self.pause()
         if self._on_first_token is not None:

@@ -18,7 +18,7 @@ from typing import Final
 
 from gateway.config.process import HealthConfig
 from gateway.core.aio import Clock, periodic
-from gateway.core.types import Observation, ScrapeFailed
+from gateway.core.types import Observation, Scraped, ScrapeFailed
 from gateway.pools.table import Backend, PoolTable
 from gateway.watch.fetch import Pages
 from gateway.watch.members import for_each_member
@@ -48,13 +48,17 @@ class Watchers:
 
         Cancel: all loops end, nothing is observed any more.
         """
-        await for_each_member(self.table, self._watch, name="watch")
+        await for_each_member(self.table, self._watch, name="watch", leaving=True)
 
     async def _watch(self, backend: Backend) -> None:
         def report(observation: Observation) -> None:
             # After a reload the id may stand for another server than the one that was asked.
             if self.table.get(backend.id) is backend:
                 self.table.observe(backend.id, observation)
+            elif isinstance(
+                observation, Scraped
+            ):  # what it still carries is to see that its engine works
+                backend.scraped(observation.sample)
 
         with closing(Pages(backend)) as pages:
             async with asyncio.TaskGroup() as group:

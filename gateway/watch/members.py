@@ -15,6 +15,7 @@ async def for_each_member(
     *,
     name: str,
     wanted: Callable[[Backend], bool] = lambda backend: True,
+    leaving: bool = False,
 ) -> None:
     """Run work for each wanted backend until cancelled; when one leaves, or is not wanted any more, its task ends.
 
@@ -30,6 +31,8 @@ async def for_each_member(
                 await changed.wait()
                 changed.clear()
                 members = {backend for backend in table if wanted(backend)}
+                if leaving:
+                    members |= {*table.leaving()} & at_work.keys()
                 for gone in at_work.keys() - members:
                     at_work.pop(gone).cancel()
                 for new in members - at_work.keys():

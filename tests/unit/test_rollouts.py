@@ -78,7 +78,7 @@ def record(
 ):
     return RequestRecord(
         "r", Endpoint.CHAT, 0.0, pool="m", backend_id=backend, outcome=outcome, stream=stream,
-        sent_at=1.0, first_byte_at=1.0 + first_s, ended_at=1.0 + first_s + 10 * gap_s,
+        sent_at=1e6, first_byte_at=1e6 + first_s, ended_at=1e6 + first_s + 10 * gap_s,
         usage=Usage(5, 11, UsageSource.UPSTREAM), resumed=resumed, conversation=conversation,
     )  # fmt: skip
 

@@ -1,0 +1,67 @@
+"""The bound of a reply holds however its bytes come: a read at a time, or a chunk at a time."""
+
+import asyncio
+
+import pytest
+
+from gateway.core.types import Dialect
+from gateway.upstream.relay import Relay
+from gateway.upstream.reply import Reply
+from gateway.upstream.silence import ENDLESS, Silence
+from gateway.upstream.watch import PlainWatch
+from gateway.wire.chunks import framed
+
+
+class Backend:
+    """A connection to a backend that writes on until it is cut."""
+
+    aborted = False
+
+    def __init__(self):
+        self.loop = asyncio.get_running_loop()
+        self.silence = Silence(ENDLESS, 0.0)
+
+    def abort(self):
+        self.aborted = True
+
+    def attach(self, sink):
+        pass
+
+    pause = resume = lambda self: None
+
+
+class Client:
+    """A client that takes everything."""
+
+    answering = writing_paused = takes_chunks = False
+
+    def begin(self, reply, data=b""):
+        self.answering = self.takes_chunks = True
+
+    def write(self, data):
+        pass
+
+    write_chunk = end = beat = cut = lambda self, *told: None
+
+
+@pytest.mark.parametrize("by_chunk", [False, True])
+def test_a_reply_that_is_too_large_ends(by_chunk):
+    async def reads():
+        backend, client = Backend(), Client()
+        watch = PlainWatch(Dialect.PLAIN, most_bytes=300 * 1024)
+        relay = Relay(
+            Reply(200, {b"content-type": b"application/json"}, None, backend), watch, client, 0.0
+        )
+        running = asyncio.create_task(relay.run())
+        await asyncio.sleep(0)
+        relay.on_data(b"x" * 260 * 1024)
+        for count in range(1, 100):
+            part = b"y" * 3000
+            if not (by_chunk and relay.on_chunk(framed(part))):
+                relay.on_data(part)
+            if backend.aborted:
+                break
+        await asyncio.wait([running], timeout=5)
+        return count, running.done()
+
+    assert asyncio.run(reads()) == (14, True)
