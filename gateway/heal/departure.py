@@ -47,7 +47,9 @@ class Departure:
             await asyncio.wait([each])
         if self.stops:
             shared, unit = self._shared, self.unit
-            await emptied(unit.backend, shared.table, shared.clock, unit.pool.supervision.drain)
+            until = shared.clock.now() + unit.pool.supervision.drain
+            for carrier in unit.carriers:
+                await emptied(carrier, shared.table, shared.clock, until - shared.clock.now())
         if self.stops:  # still: nobody took it back
             self._begun = True
             await stop_server(self.unit, self._shared)

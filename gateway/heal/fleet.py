@@ -186,10 +186,13 @@ class Fleet:
         for unit in every:
             unit.end()
         async with asyncio.TaskGroup() as group:
-            for unit in (*self.units.values(), *going) if stop else going:
-                launch = unit.config.launch
-                if launch is not None and launch.on_exit is OnExit.STOP:
-                    group.create_task(stop_server(unit, self.shared), name=f"stop {unit.id}")
+            ends = [
+                unit
+                for unit in (self.units.values() if stop else ())
+                if unit.config.launch is not None and unit.config.launch.on_exit is OnExit.STOP
+            ]
+            for unit in (*ends, *going):  # no next gateway has those that are leaving
+                group.create_task(stop_server(unit, self.shared), name=f"stop {unit.id}")
         for unit in every:
             await closed(unit)
 

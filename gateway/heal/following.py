@@ -9,6 +9,7 @@ While no leader is heard of, probes alone decide.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Mapping
 
 import msgspec
@@ -77,9 +78,12 @@ def told_of(table: PoolTable, names: Names, told: Told, queues: Mapping[str, Que
         for each in table
         if (found := tended[each.id]) is not None and found.phase is Phase.DRAINING
     ]
+    carried = Counter[str]()  # also by servers that a reload took away
+    for each in (*table, *table.leaving()):
+        carried[each.id] += each.in_flight
     return msgspec.structs.replace(
         told,
-        in_flight={each.id: each.in_flight for each in table if each.in_flight},
+        in_flight=dict(+carried),
         queued={pool: queued for pool, queued in queues.items() if queued.requests},
         phases={each.id: each.phase.value for each in table},
         tends={

@@ -53,6 +53,7 @@ class Note(msgspec.Struct, frozen=True):
 
     at: float
     why: str = ""
+    way: str = ""  # of a suspension: `Unit.way` then; empty: not known
 
 
 class Hold(msgspec.Struct, frozen=True):
@@ -133,7 +134,12 @@ class Intent:
         hold = self._kept.holds.get(pool or _ALL)
         return hold.why if hold is not None else ""
 
-    def say(self, mark: Mark, backend_id: str, *, on: bool, why: str = "") -> None:
+    def way(self, backend_id: str) -> str:
+        """Return the `Unit.way` that a suspension is about; empty: not known."""
+        note = self._kept.suspended.get(backend_id)
+        return note.way if note is not None else ""
+
+    def say(self, mark: Mark, backend_id: str, *, on: bool, why: str = "", way: str = "") -> None:
         """Give a mark to a backend, or take it off; the store has it after the next `tell`."""
         if on or self.has(mark, backend_id):
             without = self._kept.without(mark)
@@ -141,7 +147,7 @@ class Intent:
                 without.discard(backend_id)
             else:
                 without.add(backend_id)
-            self._set(mark, backend_id, on=on, why=why)
+            self._set(mark, backend_id, on=on, why=why, way=way)
         self._unsaid[mark, backend_id] = on
         self._of_file.discard((mark, backend_id))
 
@@ -256,9 +262,9 @@ class Intent:
 
     # --- the file ---------------------------------------------------------------------------------
 
-    def _set(self, mark: Mark, backend_id: str, *, on: bool, why: str) -> None:
+    def _set(self, mark: Mark, backend_id: str, *, on: bool, why: str, way: str = "") -> None:
         if on:
-            self._kept.of(mark)[backend_id] = Note(self.clock.wall(), why)
+            self._kept.of(mark)[backend_id] = Note(self.clock.wall(), why, way)
         else:
             self._kept.of(mark).pop(backend_id, None)
         self._write()

@@ -30,6 +30,7 @@ _CALM_S: Final = 60.0  # well for so long: what failed before is over, not just 
 # For the replica that claimed a restart to carry it out: longer than any takes to stop a server. If the
 # same one runs on, that replica has ended, or could not.
 _ANOTHERS_S: Final = 1200.0
+MOST_RESTARTS: Final = 1000  # of one backend are remembered; `max_restarts` may be no more
 _ATTEMPTS_KEPT: Final = 16  # incarnations of one backend whose orders are remembered
 
 
@@ -133,7 +134,9 @@ class Record:
 
     def counted(self, now: float) -> Record:
         """Return the same with one restart more."""
-        return replace(self, restarts=(*self.restarts, now)[-64:], in_a_row=self.in_a_row + 1)
+        return replace(
+            self, restarts=(*self.restarts, now)[-MOST_RESTARTS:], in_a_row=self.in_a_row + 1
+        )
 
     def uncounted(self) -> Record:
         """Return the same with one restart less."""

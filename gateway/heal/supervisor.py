@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import partial
 
 from gateway.config.models import Config
-from gateway.config.supervision import LaunchConfig, RestartConfig
 from gateway.core.aio import Clock, periodic
 from gateway.core.errors import BackendDown
 from gateway.core.events import EventKind, Events
@@ -108,13 +107,14 @@ class Supervisor:
         Where another way to start a server is configured, who is in charge forgets the failures of the old
         one: its suspension, and what remedies changed. A backend that is gone has no failures either.
         """
-        before = {each.id: _ways(each) for each in self.units.values()}
-        self._config = config
-        self.fleet.apply(config)
+        before = {each.id: each.way for each in self.units.values()}
+        lasts = {"state": self._config.state}  # its servers are known by it
+        self._config = config.model_copy(update=lasts)
+        self.fleet.apply(self._config)
         if not self.in_charge:
             return
         for unit in self.units.values():
-            if before.get(unit.id, _ways(unit)) != _ways(unit):
+            if before.get(unit.id, unit.way) != unit.way:
                 self.clear(unit.id)
         for gone in before.keys() - self.units.keys():
             self.history = self.history.clear(gone)
@@ -130,6 +130,9 @@ class Supervisor:
             unit.suspended = self.intent.has(Mark.SUSPENDED, unit.id)
 
     def _drop_former(self) -> None:
+        for unit in self.units.values():
+            if unit.suspended and self.intent.way(unit.id) not in ("", unit.way):
+                self.clear(unit.id)
         self.fleet.shared.held.follow(self._config)
         for backend_id, gone in self.overrides.follow(self._config).items():
             told = f"{gone.told()} was removed together with the `launch` settings that needed it"
@@ -283,7 +286,7 @@ class Supervisor:
                 unit.begin(decision)
             case Suspend(cause=cause, evidence=evidence):
                 told = ": ".join(filter(None, (evidence, explained(unit.diagnosis))))
-                self.intent.say(Mark.SUSPENDED, unit.id, on=True, why=told)
+                self.intent.say(Mark.SUSPENDED, unit.id, on=True, why=told, way=unit.way)
                 self._suspend(unit, decision, told)
                 self.events.note(self.clock, EventKind.SUSPENDED, unit.id, cause.value, told)
             case Wait(why=Why.SUSPENDED):
@@ -342,7 +345,3 @@ class Supervisor:
             await self.intent.close()
         await self.fleet.close(stop=self.in_charge)
         await self._leases.release()
-
-
-def _ways(unit: Unit) -> tuple[LaunchConfig | None, RestartConfig | None]:
-    return unit.config.launch, unit.config.restart

@@ -26,6 +26,7 @@ from gateway.heal.autopsy import NOT_EXAMINED, Finding
 from gateway.heal.decisions import Cause, Sign
 from gateway.heal.restartable import Restartable
 from gateway.heal.sight import after_look, doubt
+from gateway.heal.statefile import digest
 from gateway.heal.states import (
     FAILED_TESTS,
     Absent,
@@ -47,6 +48,11 @@ _FOUND_S: Final = 5.0  # one that was found running answers by then, or it is st
 
 class Unit(Restartable):
     """One supervised backend, and what it does in each state. See the module."""
+
+    @property
+    def way(self) -> str:
+        """A digest of how its server is started and restarted, by the settings."""
+        return digest((self.config.launch, self.config.restart))
 
     async def _turn(self) -> None:
         if not isinstance(self.state, Draining | Replacing):
@@ -159,8 +165,10 @@ class Unit(Restartable):
             told = f"pending for {format_duration(round(now - state.pending_at))}: {state.pending}"
         self._to(replace(state, told=told, owes=owes, fresh=False, ready_at=ready_at))
         until = now + self._timing.every_s
-        while not self.backend.health.up and self._now() < until:  # noqa: ASYNC110 - nobody tells
+        is_known = not state.pending and state.incarnation is not None  # else only a look leads on
+        while not (is_known and health.up) and self._now() < until:
             await asyncio.sleep(min(_POLL_S, self._timing.every_s))
+            health = self.backend.health
 
     def _answers(self, state: Starting) -> None:
         """One that we started owes a token; one that was found running, and answers, serves."""

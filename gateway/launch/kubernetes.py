@@ -50,7 +50,7 @@ _TARGET: Final = re.compile(
     r"(?P<name>[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?)"
 )
 _NOT_FOUND, _CONFLICT, _INVALID = 404, 409, 422
-_NO_ROLE: Final = (401, 403)  # unauthorized, forbidden
+_UNAUTHORIZED, _FORBIDDEN = 401, 403
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,11 @@ class KubernetesLauncher:
                 raise Superseded(
                     f"{self.target} was changed or recreated in the meantime"
                 ) from error
-            hopeless = error.status in (*_NO_ROLE, _NOT_FOUND, _INVALID)
+            if error.status == _UNAUTHORIZED:
+                await (
+                    self.close()
+                )  # a token ends; the next call reads the kubeconfig anew, and gets another
+            hopeless = error.status in (_FORBIDDEN, _NOT_FOUND, _INVALID)
             raise LaunchError(
                 f"{self.target}: {_refusal(error, self.target)}",
                 Obstacle.CANNOT_HELP if hopeless else Obstacle.TRANSIENT,
@@ -260,7 +264,9 @@ class KubernetesLauncher:
 
 
 def _refusal(error: Any, target: Target) -> str:
-    if error.status in _NO_ROLE:
+    if error.status == _UNAUTHORIZED:
+        return "the cluster does not accept the gateway's token (401): it ended, or is of another cluster"
+    if error.status == _FORBIDDEN:
         verbs = "get, list and delete pods, read pods/log"
         if target.kind != "pod":
             verbs += f", get and patch {target.kind}s"

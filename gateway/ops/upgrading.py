@@ -36,6 +36,7 @@ class Upgrades:
 
     def came_to(self, outcome: str | UpgradeFailed) -> None:
         """Tell all that asked."""
+        self.wanted.clear()  # who asked meanwhile gets this outcome
         asking, self._asking = self._asking, []
         for each in asking:
             if each.done():

@@ -257,8 +257,8 @@ class PoolTable:
             self._leaving.remove(backend)
             now = self._clock.now()
             self._adopt(backend, obey(backend.health, Order.STOP, now, self._policy), now)
-            for listener in self.on_members:
-                listener()
+            for members_listener in self.on_members:
+                members_listener()
 
     # --- observations -----------------------------------------------------------------------------
 

@@ -171,14 +171,30 @@ class Parent:
                 *(number, worker.pid, worker.how(), f" in {wait_s:g} s" if wait_s else ""),
                 extra={"event": "worker_ended", "worker": number},
             )
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._stopping.wait()
-            if self._stopping.is_set():
+            another = await self._another(number, short)
+            if another is None:
                 break
-            worker = self._spawn(number)
+            worker = another
         for each in [each for each in self._workers if each.number == number]:
             await each.ended.wait()  # replaced processes may still finish requests
+
+    async def _another(self, number: int, short: int) -> Worker | None:
+        """Start another process of a worker, as soon as the system lets it; None: the gateway stops."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s(short)):
+                    await self._stopping.wait()
+            if self._stopping.is_set():
+                return None
+            try:
+                return self._spawn(number)
+            except OSError as error:  # no memory, no process, or its program is being replaced
+                short = max(short, 1) + 1
+                log.error(
+                    "worker %d cannot be started now: %s; tried again in %g s",
+                    *(number, error, pause_s(short)),
+                    extra={"event": "worker_not_started", "worker": number},
+                )
 
     def _spawn(self, number: int) -> Worker:
         public, admin, kept = self._listeners

@@ -200,6 +200,7 @@ class KubeApi:
         self.deleted: list[tuple[str, Any]] = []
         self.patched: list[dict[str, Any]] = []
         self.asked: list[str] = []
+        self.tokens: list[str] = []
         self.refusal: tuple[int, str] | None = None
         self.before_patch: Any = None
         self.revision = 1
@@ -295,6 +296,7 @@ class KubeApi:
 
     def _refused(self, request: Request, there: bool) -> Response | None:
         self.asked.append(f"{request.method} {request.url.path}")
+        self.tokens.append(request.headers.get("authorization", ""))
         if self.refusal is not None:
             return failure(*self.refusal)
         return None if there else failure(404, "NotFound")

@@ -8,7 +8,7 @@ import pytest
 import uvloop
 
 from gateway.launch.kubernetes import KubernetesLauncher
-from gateway.launch.launcher import Changes, LaunchError, Runs, Seen, Superseded
+from gateway.launch.launcher import Changes, LaunchError, Obstacle, Runs, Seen, Superseded
 from tests.stories.fakes import KubeApi, serving, status
 from tests.stories.stubs import free_url
 
@@ -356,6 +356,26 @@ def test_refusals_say_what_to_do(tmp_path, monkeypatch, code, reason, says):
                 await launcher.look()
             with pytest.raises(LaunchError, match="manifest"):
                 await launcher.restart(None, grace_s=1, changes=Changes({"seed": 1}))
+
+    uvloop.run(story())
+
+
+def test_a_token_that_ended_is_read_anew_and_is_no_missing_role(tmp_path, monkeypatch):
+    async def story():
+        api = KubeApi()
+        api.pod("vllm-0")
+        async with cluster(tmp_path, monkeypatch, api) as launcher:
+            seen = await launcher.look()
+            written = tmp_path / "kubeconfig"
+            written.write_text(written.read_text().replace('"t"', '"another"'))
+            api.refusal = (401, "Unauthorized")
+            with pytest.raises(LaunchError, match="does not accept the gateway's token") as refused:
+                await launcher.look()
+            assert refused.value.obstacle is Obstacle.TRANSIENT
+            api.refusal = None
+            assert await launcher.look() == seen
+            assert api.tokens[0] == "Bearer t"
+            assert api.tokens[-1] == "Bearer another"
 
     uvloop.run(story())
 

@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from gateway.core.aio import start
 from gateway.pools.health import Order
 from gateway.sim.server import SimConfig
 from tests.stories.support import frames, gateway, story
@@ -51,9 +52,10 @@ def test_deadlines_hold_while_its_backend_is_drained(number):
     async def ends():
         timeouts = "timeouts: {total: 2s}\n"
         async with gateway(SLOW, SLOW, pool={"move_after": "0s"}, extra=timeouts) as world:
-            sent = asyncio.create_task(
-                world.http.post("/v1/chat/completions", content=body(number, 1000), headers=JSON)
+            asked = world.http.post(
+                "/v1/chat/completions", content=body(number, 1000), headers=JSON
             )
+            sent = start(asked, name="stream")
             table = world.process.table
             await world.until(lambda: any(each.in_flight for each in table))
             busy = next(each for each in table if each.in_flight)

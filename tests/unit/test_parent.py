@@ -71,3 +71,46 @@ def test_a_successor_that_dies_is_started_again_while_the_one_before_still_finis
             assert (tmp_path / "finished").exists()
 
     asyncio.run(check())
+
+
+CALM = """
+import asyncio, os, signal
+from gateway.store.group import VARIABLE, Group, Place
+import msgspec
+
+async def main():
+    told = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
+    group = Group.join(msgspec.json.decode(os.environ[VARIABLE], type=Place))
+    running = asyncio.get_running_loop().create_task(group.run())
+    await group.meet()
+    await group.serving()
+    await told.wait()
+    os._exit(0)
+
+asyncio.run(main())
+"""
+
+
+def test_a_worker_that_cannot_be_started_now_is_tried_again_and_ends_no_other(tmp_path):
+    program = tmp_path / "worker"
+    program.write_text(f"#!{sys.executable}\n{CALM}")
+    program.chmod(0o755)
+
+    async def check():
+        with bind(Listen("127.0.0.1", 0)) as public, bind(Listen("127.0.0.1", 0)) as admin:
+            parent = Parent(Listeners(public, admin), 2, [str(program)])
+            running = start(parent.run(), name="parent")
+            assert await until(lambda: all(map(parent._in_charge, (1, 2))), 30)
+            one, two = (parent._in_charge(number).pid for number in (1, 2))
+            program.rename(tmp_path / "away")  # it is being replaced by a new version
+            os.kill(two, signal.SIGKILL)
+            await asyncio.sleep(2.0)
+            assert not running.done()
+            assert parent._in_charge(1).pid == one
+            (tmp_path / "away").rename(program)
+            assert await until(lambda: (again := parent._in_charge(2)) and again.pid != two, 30)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await running
+
+    asyncio.run(check())

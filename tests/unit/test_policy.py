@@ -4,13 +4,14 @@ import math
 from dataclasses import replace
 
 import pytest
+from pydantic import ValidationError
 
 from gateway.config.supervision import LaunchConfig, Remedy, SupervisionConfig
 from gateway.core.types import Phase
 from gateway.heal.decisions import Cause, Restart, Setback, Sign, Suspend, Wait, Why
 from gateway.heal.members import ALL_GPUS, Circumstances, Member, gpus_of
 from gateway.heal.policy import decide, opens_in_min
-from gateway.heal.record import History
+from gateway.heal.record import History, Record
 from gateway.heal.states import (
     Absent,
     Draining,
@@ -875,3 +876,13 @@ def test_a_backend_that_left_is_forgotten_after_a_day():
     ward.see(DAY)
     ward.see()
     assert "p/a" not in ward.history.records
+
+
+def test_as_many_restarts_are_remembered_as_a_setting_may_allow():
+    record, most = Record(), 1000
+    for now in range(most + 10):
+        record = record.counted(float(now))
+    assert record.restarts_since(-1.0) == most
+    SupervisionConfig(max_restarts=most)
+    with pytest.raises(ValidationError):
+        SupervisionConfig(max_restarts=most + 1)

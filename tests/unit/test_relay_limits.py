@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from gateway.core.aio import start
 from gateway.core.types import Dialect
 from gateway.upstream.relay import Relay
 from gateway.upstream.reply import Reply
@@ -33,10 +34,11 @@ class Backend:
 class Client:
     """A client that takes everything."""
 
-    answering = writing_paused = takes_chunks = False
+    bytes_out = 0
+    started = answering = writing_paused = takes_chunks = False
 
     def begin(self, reply, data=b""):
-        self.answering = self.takes_chunks = True
+        self.started = self.answering = self.takes_chunks = True
 
     def write(self, data):
         pass
@@ -52,15 +54,14 @@ def test_a_reply_that_is_too_large_ends(by_chunk):
         relay = Relay(
             Reply(200, {b"content-type": b"application/json"}, None, backend), watch, client, 0.0
         )
-        running = asyncio.create_task(relay.run())
+        running = start(relay.run(), name="relay")
         await asyncio.sleep(0)
         relay.on_data(b"x" * 260 * 1024)
-        for count in range(1, 100):
-            part = b"y" * 3000
+        part, count = b"y" * 3000, 0
+        while not backend.aborted and count < 100:
+            count += 1
             if not (by_chunk and relay.on_chunk(framed(part))):
                 relay.on_data(part)
-            if backend.aborted:
-                break
         await asyncio.wait([running], timeout=5)
         return count, running.done()
 

@@ -195,6 +195,26 @@ def test_a_replica_tells_which_backends_it_drains_to_restart_them():
     assert told_of(table, Names("here"), Told(), {}).drains == (second,)
 
 
+def test_a_server_that_a_reload_took_away_is_told_of_while_it_carries_something():
+    clock = HeldClock()
+    table, url = PoolTable(clock), "http://10.0.0.2:8000"
+
+    def pool(*backends):
+        return Config.model_validate({"pools": {"m": {"backends": [*backends]}}}).pools
+
+    gone = {"name": "gone", "url": "http://127.0.0.1:8001"}
+    table.apply(pool(gone, url))
+    slots = [table.take("m/gone", clock.now()) for _ in range(2)]
+    table.apply(pool(url))
+    assert told_of(table, Names("here"), Told(), {}).in_flight == {"m/gone": 2}
+    table.apply(pool({**gone, "url": "http://127.0.0.1:9001"}, url))  # another one has its name
+    slots.append(table.take("m/gone", clock.now()))
+    assert told_of(table, Names("here"), Told(), {}).in_flight == {"m/gone": 3}
+    for each in slots:
+        each.release()
+    assert told_of(table, Names("here"), Told(), {}).in_flight == {}
+
+
 def test_fellows_are_the_living_workers_of_the_same_group():
     clock = HeldClock()
     store = MemoryStore(clock)
