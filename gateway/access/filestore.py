@@ -145,7 +145,8 @@ def _rewrite(node: CommentedMap, before: KeyRecord, after: KeyRecord) -> None:
             if node.merge:  # another mapping (`<<`) may have it
                 node[name] = None
     for name, value in new.items():
-        if old.get(name) != value:
+        # A tenant that is not written is the name, also another one.
+        if old.get(name) != value or (name == "tenant" and name not in node):
             node[name] = value
 
 

@@ -73,9 +73,21 @@ class Audit:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._kept: deque[Entry] = deque(journal.read(_ENTRY), maxlen=_KEPT)
-        self._last = self._kept[-1].number if self._kept else 0
+        self._kept: deque[Entry] = deque(maxlen=_KEPT)
+        self._last, self._size = 0, -1
+        self._catch_up()
         self._writing = asyncio.Lock()
+
+    def _catch_up(self) -> None:
+        """Read what the process before this one wrote since: its upgrade is its last entry."""
+        if (size := self._journal.size) == self._size:
+            return
+        self._size = size
+        known = {(each.number, each.at) for each in self._kept}
+        more = [each for each in self._journal.read(_ENTRY) if (each.number, each.at) not in known]
+        every = sorted([*self._kept, *more], key=lambda each: each.number)
+        self._kept = deque(every, maxlen=_KEPT)
+        self._last = every[-1].number if every else 0
 
     async def note(self, at: float, actor: Actor, told: Mapping[str, Any]) -> None:
         """Keep an entry; it is on disk when this returns, unless that cannot be written.
@@ -83,6 +95,7 @@ class Audit:
         `told` has the fields of an entry that are not about who and when.
         Cancel: it is kept, and may not be on disk.
         """
+        self._catch_up()
         self._last += 1
         entry = Entry(
             number=self._last, at=at, who=actor.name, role=actor.role.value, address=actor.address,
@@ -95,10 +108,12 @@ class Audit:
             extra={"event": "audit"},
         )  # fmt: skip
         async with self._writing:
-            await asyncio.to_thread(self._journal.append, msgspec.json.encode(entry))
+            if await asyncio.to_thread(self._journal.append, msgspec.json.encode(entry)):
+                self._size = self._journal.size
 
     def listing(self) -> Listing:
         """Return what is kept, the newest first."""
+        self._catch_up()
         return Listing([*reversed(self._kept)], _told, lambda each: str(each.number))
 
 

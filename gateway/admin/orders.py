@@ -82,6 +82,7 @@ class HoldTold(TypedDict):
     pool: str | None
     held: bool
     for_s: float | None
+    others: list[str | None]  # holds that last beside it, of what it is about; null: of all pools
 
 
 class AppliedRemedy(TypedDict):
@@ -150,7 +151,7 @@ async def hold(desk: Desk, asked: Asked[DryRunQuery, PoolBody]) -> HoldTold:
     if not asked.dry_run:
         with _store_answers():
             await desk.orders.hold(body.pool, body.for_s, body.reason)
-    return HoldTold(pool=body.pool, held=True, for_s=body.for_s)
+    return HoldTold(pool=body.pool, held=True, for_s=body.for_s, others=_others(desk, body.pool))
 
 
 async def lift(desk: Desk, asked: Asked[DryRunQuery, PoolBody]) -> HoldTold:
@@ -160,7 +161,9 @@ async def lift(desk: Desk, asked: Asked[DryRunQuery, PoolBody]) -> HoldTold:
     if not asked.dry_run:
         with _store_answers():
             await desk.orders.lift(body.pool)
-    return HoldTold(pool=body.pool, held=False, for_s=None)
+    others = _others(desk, body.pool)
+    held = None in others  # a hold of all pools holds this one, too
+    return HoldTold(pool=body.pool, held=held, for_s=None, others=others)
 
 
 async def get_remedies(desk: Desk, asked: Asked[ListQuery, Body]) -> Listing:
@@ -188,6 +191,14 @@ async def drop_remedies(desk: Desk, asked: Asked[DryRunQuery, DryRunBody]) -> Dr
 async def get_events(desk: Desk, asked: Asked[ListQuery, Body]) -> Listing:
     """Answer the newest events."""
     return Listing([*desk.orders.supervisor.events.newest()], _event, _event_id)
+
+
+def _others(desk: Desk, pool: str | None) -> list[str | None]:
+    supervisor = desk.orders.supervisor
+    every = supervisor.holds.keys() | {
+        of or None for of in supervisor.intent.holds if supervisor.intent.holds_now(of)
+    }
+    return sorted((of for of in every if of != pool and None in (of, pool)), key=str)
 
 
 def _check_pool(desk: Desk, pool: str | None) -> None:

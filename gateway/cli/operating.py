@@ -132,11 +132,16 @@ def hold(
         raise VerbError("use --for or --lift, not both", code=Exit.USAGE)
     seconds = option("--for", _hold_time, for_)
     order: dict[str, object] = {"pool": pool, "for_s": seconds, "reason": reason}
-    ask(server, f"/admin/v1/restarts:{'lift' if lift else 'hold'}", token, order=order)
+    told = ask(server, f"/admin/v1/restarts:{'lift' if lift else 'hold'}", token, order=order)
     of = "all pools" if pool is None else pool
     how_long = "" if seconds is None else f" for {for_}"
     now = "allowed again" if lift else f"on hold{how_long or ' until lifted'}"
     sys.stderr.write(f"automatic restarts of {of} are {now}\n")
+    for each in told.get("others", []) if lift else ():
+        whose, name = ("all pools", "") if each is None else (each, f" --pool {each}")
+        sys.stderr.write(
+            f"but those of {whose} are on hold still: `vllm-gateway hold --lift{name}`\n"
+        )
 
 
 def _hold_time(text: str) -> float:

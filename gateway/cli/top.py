@@ -124,11 +124,15 @@ class Screen:
         return (_sentence(would), "y does it, any other key does not.")
 
     def _ask_hold(self, pool: str) -> tuple[str, ...]:
-        held = any(each.get("pool") in (None, pool) for each in self.overview.get("holds", []))
-        verb = "lift" if held else "hold"
-        self.question = (f"/admin/v1/restarts:{verb}", {"pool": pool, "reason": "top"})
-        what = "End the hold of" if held else "Hold"
-        return (f"{what} automatic restarts of pool {pool}? y does it, any other key does not.",)
+        holds = [each.get("pool") for each in self.overview.get("holds", [])]
+        held = pool in holds or None in holds
+        verb, scope = "lift" if held else "hold", None if held and pool not in holds else pool
+        self.question = (f"/admin/v1/restarts:{verb}", {"pool": scope, "reason": "top"})
+        what, of = (
+            "End the hold of" if held else "Hold",
+            "all pools" if scope is None else f"pool {pool}",
+        )
+        return (f"{what} automatic restarts of {of}? y does it, any other key does not.",)
 
     def _explained(self, request_id: str) -> tuple[str, ...]:
         from gateway.cli.explaining import print_request

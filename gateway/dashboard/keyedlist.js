@@ -19,7 +19,8 @@ export class KeyedList {
     this.parts = new Map();
     let place = this.parent.firstElementChild;
     for (const item of items) {
-      const key = this.keyOf(item);
+      let key = this.keyOf(item);
+      while (this.parts.has(key)) key += " "; // else the element of the first would stay for ever
       const part = before.get(key) ?? this.make(item);
       before.delete(key);
       this.parts.set(key, part);

@@ -18,7 +18,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -161,7 +161,9 @@ class Bodies:
                 with _unread(down):
                     await self.widen(hold, limits.max_body, body.left_s)
             scan.feed(part)
-            await self._scan(scan)
+            has_room = size is not None or hold.size >= limits.max_body
+            with nullcontext() if has_room else _unread(down):  # others' steps may take long
+                await self._scan(scan)
             if (model := scan.text("model")) is not None:
                 catalog().admit(model, caller)
         scan.end()

@@ -40,6 +40,14 @@ class Journal:
         return self.folder / f"{self.name}.jsonl"
 
     @property
+    def size(self) -> int:
+        """Bytes of the file with the newest lines; 0: there is none."""
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return 0
+
+    @property
     def _before(self) -> Path:
         return self.folder / f"{self.name}.1.jsonl"
 

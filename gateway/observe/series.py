@@ -79,7 +79,8 @@ class Series:
         self.ended_wall = clock.wall()  # when the last bucket ended
         self._metrics, self._clock = metrics, clock
         self._began_at = clock.now()
-        self._written: dict[str, float] = {}  # tokens that a backend's engine had written
+        # The backend, and the tokens that its engine had written: another one may have its name.
+        self._written: dict[str, tuple[BackendReading, float]] = {}
         self._callers: dict[tuple[str, Outcome], int] = {}  # of this bucket
         self._recent_callers: deque[Mapping[tuple[str, Outcome], int]] = deque(
             maxlen=int(RECENT_S / STEP_S)
@@ -118,7 +119,7 @@ class Series:
         now, before = self._clock.now(), self._marks[-1]
         mark = self._mark()
         passed = max(1, round((now - self._began_at) / STEP_S) - self.turn)
-        for skipped in range(self.turn + 1, self.turn + min(passed, BUCKETS)):
+        for skipped in range(self.turn + max(1, passed - BUCKETS), self.turn + passed):
             self._write(skipped, {}, {})
         self.turn += passed
         carried = carried_by(self._metrics.readings.fellows())
@@ -195,10 +196,12 @@ class Series:
             pool = backend_id.rpartition("/")[0]
             if pool in in_flight:
                 in_flight[pool] += elsewhere
-        queues = queued_in_all(readings.queues(), readings.fellows())
+        own = readings.queues()  # of every pool; one may have no backend
+        queues = queued_in_all(own, readings.fellows())
         tallies = window.pools()
         found: dict[str, Values] = {}
-        for pool, held in in_flight.items():
+        for pool in {**dict.fromkeys(own), **in_flight}:
+            held = in_flight[pool]
             now: dict[str, float | None] = {
                 "queued": queues.get(pool, NOTHING_QUEUED).requests,
                 "in_flight": held,
@@ -233,7 +236,11 @@ class Series:
         return found
 
     def _of_backend(
-        self, backend_id: str, backend: BackendReading, now: float, written: Mapping[str, float]
+        self,
+        backend_id: str,
+        backend: BackendReading,
+        now: float,
+        written: Mapping[str, tuple[BackendReading, float]],
     ) -> dict[str, float | None]:
         values: dict[str, float | None] = {"phase": PHASES.index(backend.phase)}
         sample = backend.sample
@@ -244,9 +251,10 @@ class Series:
             "running": sample.running,
             "waiting": sample.waiting,
         }
-        total = self._written[backend_id] = sample.generation_tokens
-        before = written.get(backend_id)
-        if before is not None and total >= before:  # less: another process began anew
+        total = sample.generation_tokens
+        self._written[backend_id] = backend, total
+        whose, before = written.get(backend_id, (None, 0.0))
+        if whose is backend and total >= before:  # less: another process began anew
             values["tokens"] = total - before
         return values
 

@@ -277,7 +277,7 @@ def pool_overviews(facts: Facts, moment: Moment) -> list[PoolOverview]:
                     requests=queued.requests,
                     tokens=queued.tokens,
                     oldest_s=None if queued.oldest_s is None else round(queued.oldest_s, 3),
-                    max_requests=config.queue.max_requests,
+                    max_requests=config.queue.max_requests * (1 + len(fellows)),
                 ),
                 canary=trial_told(facts.trial(name)),
                 last_5_min=facts.lately.told(facts.lately.pool(name)),

@@ -15,7 +15,7 @@ from gateway.ops.backendproblems import (
     state_and_cause,
     state_problem,
 )
-from gateway.ops.problems import SEVERITIES, Problem, count, sentence
+from gateway.ops.problems import Problem, count, sentence
 from gateway.ops.recent import Failing, Lately
 from gateway.ops.states import BACKENDS_WORST_FIRST, SERVING
 
@@ -162,6 +162,8 @@ def _obstacle(backend: BackendOverview) -> str:
         return f"The KV cache of {name} is full: {used:.0%} used, {running or 0} running, {waiting or 0} waiting."
     if backend["obstacle"] == Exclusion.ENGINE_QUEUED.value:
         return f"The engine of {name} queues: {running or 0} running, {waiting or 0} waiting."
+    if backend["obstacle"] == Exclusion.READING.value:
+        return f"{name} still reads prompts that were sent to it."
     return f"{name} has {backend['in_flight']} of at most {backend['limit']} requests."
 
 
@@ -298,7 +300,9 @@ def _backends(
             by_kind.setdefault((backend["state"], found.kind), []).append((backend, found))
     for alike in by_kind.values():
         if len(alike) > _MOST_ALIKE:
-            yield _many(pool, [backend for backend, _ in alike], alike[0][1])
+            since = min(problem.since or now for _, problem in alike)
+            first = replace(alike[0][1], since=since)
+            yield _many(pool, [backend for backend, _ in alike], first)
         else:
             yield from (problem for _, problem in alike)
     hidden: dict[str, list[Problem]] = {}
@@ -314,12 +318,8 @@ def _backends(
 
 
 def _few(alike: Sequence[Problem], subject: str) -> Sequence[Problem]:
-    """Return problems of one kind; many are told as one: a fleet may have thousands."""
-    if len(alike) <= _MOST_ALIKE:
-        return alike
-    first = min(alike, key=lambda each: (SEVERITIES.index(each.severity), -each.weight))
-    what = f"{first.what}; so it is with {len(alike) - 1} more"
-    return [replace(first, subject=subject, what=what, weight=len(alike))]
+    """Return problems of one kind; where they are many, they are told as one of the subject."""
+    return [replace(each, group=subject) for each in alike]
 
 
 def _many(pool: PoolOverview, alike: Sequence[BackendOverview], first: Problem) -> Problem:

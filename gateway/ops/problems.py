@@ -6,7 +6,7 @@ the numbers, and since when; its cause, as far as it is known; and one command o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
@@ -67,6 +67,7 @@ ProblemKind = Literal[  # those that hurt most first, within a severity
 ]
 _ORDER: Final = {kind: place for place, kind in enumerate(get_args(ProblemKind))}
 _HALF_A_DAY_S: Final = 43_200.0
+MOST_ALIKE: Final = 4  # that are told one by one
 _MOST_TEXT: Final = 400  # of a cause: some come from a server's log
 
 
@@ -101,6 +102,7 @@ class Problem:
     cause: str = ""
     since: float | None = None  # monotonic; None: since it was first found
     weight: float = 0.0  # the larger, the worse, among those of one kind
+    group: str = ""  # the subject of all that are alike, where they are many
     after_s: float = 0.0  # it is told once it has lasted so long: what passes at once is no problem
 
     @property
@@ -120,12 +122,27 @@ class Known:
         dated = [replace(each, since=self._began(each, now)) for each in found]
         self._since = {each.key: each.since for each in dated if each.since is not None}
         lasting = [each for each in dated if now - (each.since or now) >= each.after_s]
-        return sorted(lasting, key=_badness)
+        return sorted(_folded(lasting), key=_badness)
 
     def _began(self, problem: Problem, now: float) -> float:
         if problem.since is None:
             return self._since.get(problem.key, now)
         return min(problem.since, now)  # of a file by another machine's clock it may be to come
+
+
+def _folded(lasting: Iterable[Problem]) -> Iterator[Problem]:
+    """Yield problems; many of one kind and group as one: a fleet may have thousands."""
+    groups: dict[tuple[str, str], list[Problem]] = {}
+    for each in lasting:
+        groups.setdefault((each.kind, each.group or each.subject), []).append(each)
+    for (_, subject), alike in groups.items():
+        if len(alike) <= MOST_ALIKE:
+            yield from alike
+            continue
+        first = min(alike, key=lambda each: (SEVERITIES.index(each.severity), -each.weight))
+        what = f"{first.what}; so it is with {len(alike) - 1} more"
+        since = min(each.since for each in alike if each.since is not None)
+        yield replace(first, subject=subject, what=what, weight=len(alike), since=since)
 
 
 def told(problem: Problem, moment: Moment) -> ProblemTold:

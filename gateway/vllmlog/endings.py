@@ -207,8 +207,11 @@ def no_failure(start: Start, exit_code: int | None = None) -> Diagnosis:
     proofs = (*map(start.first, _UP), start.served, start.engine_up, start.stopped)
     if start.stopped is not None:
         how = "It served, and stopped when it was asked to."
+    ended = exit_code is not None and start.stopped is None
+    if ended:
+        how = f"It {'served' if serving else 'came up'} and ended (exit code {exit_code}); the log does not say why."
     last = last_words(start, len(start.lines))
-    waits = start.stopped is None and STALL.search(start.lines[last].text) is not None
+    waits = not ended and start.stopped is None and STALL.search(start.lines[last].text) is not None
     if waits:
         how = f"{how} Its last words are that its workers do not answer: it may hang."
     line = start.lines[next(at for at in proofs if at is not None)]
@@ -219,7 +222,11 @@ def no_failure(start: Start, exit_code: int | None = None) -> Diagnosis:
         how,
         *proof(line.raw, line.number),
         restart_helps=False,
-        confidence=Confidence.LOW if waits else Confidence.MEDIUM if raised else Confidence.HIGH,
+        confidence=Confidence.LOW
+        if waits or ended
+        else Confidence.MEDIUM
+        if raised
+        else Confidence.HIGH,
         look_at="whether vllm:generation_tokens_total moves" if waits else "",
     )
 

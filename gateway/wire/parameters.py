@@ -53,13 +53,14 @@ def effective(layers: Sequence[tuple[str, Overrides]]) -> Policy:
             denied.pop(name, None)
             if name in rulings:
                 rulings[name] = Ruling(UNLIMITED, f"{path}.allow")
+        for name, most in said.max:
+            denied.pop(name, None)  # by a wider one
+            rulings[name] = Ruling(float(most), f"{path}.max.{name}")
         for name in said.deny:
             if name in rulings and "." in name:
                 rulings[name] = Ruling(0.0, f"{path}.deny")
             else:
                 denied[name] = f"{path}.deny"
-        for name, most in said.max:
-            rulings[name] = Ruling(float(most), f"{path}.max.{name}")
         if said.media is not None:
             media = (said.media, f"{path}.media")
         if said.unknown_fields is not None:

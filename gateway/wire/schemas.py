@@ -213,17 +213,18 @@ def grammar_facts(raw: Raw, path: str, facts: list[Fact]) -> None:
     facts.append(Fact("grammar_bytes", float(len(raw)), path))
     if len(raw) > _MOST_READ:
         return
-    value = _VALUE.decode(raw)
-    if isinstance(value, str) and value.lstrip()[:1] == "{":
-        try:
+    value: Any = raw
+    try:
+        value = _VALUE.decode(raw)
+        if isinstance(value, str) and value.lstrip()[:1] == "{":
             value = _VALUE.decode(value)
-        except (msgspec.DecodeError, RecursionError):
-            # Python's json reads more than JSON: NaN, half characters.
-            if path.endswith(".structural_tag"):
-                raise RequestError(
-                    f"`{path}` is not valid JSON.", param=path, code="invalid_json_schema"
-                ) from None
-            return  # a grammar may begin so
+    except (msgspec.DecodeError, RecursionError):
+        # Python's json reads more than JSON: NaN, half characters. 1e999 is JSON, and no number here.
+        if path.endswith(".structural_tag") or not isinstance(value, str):
+            raise RequestError(
+                f"`{path}` is not valid JSON.", param=path, code="invalid_json_schema"
+            ) from None
+        return  # a grammar may begin so
     if isinstance(value, dict):
         _walk(value, path, facts)
 

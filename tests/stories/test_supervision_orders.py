@@ -307,7 +307,7 @@ async def test_restarts_on_hold_wait_until_the_hold_is_lifted():
     async with machine() as on, fleet(on, *two(on)) as world:
         order = {"pool": "m", "for_s": 600, "reason": "new kernel"}
         held = await world.admin("POST", "/admin/v1/restarts:hold", order)
-        assert held.json() == {"pool": "m", "held": True, "for_s": 600}
+        assert held.json() == {"pool": "m", "held": True, "for_s": 600, "others": []}
         await world.turns(3)
         (hold,) = (await world.admin("GET", "/admin/v1/overview")).json()["holds"]
         assert (hold["pool"], hold["reason"]) == ("m", "new kernel")
@@ -412,6 +412,24 @@ async def test_operators_order_by_the_command_line():
         assert (code, "There is no backend m/b9" in err) == (4, True)
         code, out, _ = await cli(world, "logs", "m/b1")
         assert (code, out) == (0, "")
+
+
+@of_processes
+async def test_who_lifts_one_hold_is_told_of_the_others_that_last():
+    async with machine() as on, fleet(on, *two(on)) as world:
+        for scope, lifted, lasts in (("m", None, "m"), (None, "m", None)):
+            held = await world.admin("POST", "/admin/v1/restarts:hold", {"pool": scope})
+            assert held.is_success
+            await world.turns(3)
+            by_pool = [] if lifted is None else ["--pool", lifted]
+            code, _, err = await cli(world, "hold", "--lift", *by_pool)
+            of, option = ("all pools", "") if lasts is None else (lasts, f" --pool {lasts}")
+            told = f"but those of {of} are on hold still: `vllm-gateway hold --lift{option}`\n"
+            assert (code, err.endswith(told)) == (0, True), err
+            assert world.process.supervisor.fleet.shared.on_hold("m")
+            order = {"pool": scope}
+            last = (await world.admin("POST", "/admin/v1/restarts:lift", order)).json()
+            assert (last["held"], last["others"]) == (False, [])
 
 
 @of_processes

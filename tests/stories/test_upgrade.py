@@ -514,3 +514,21 @@ async def test_a_server_that_was_not_proven_yet_is_proven_by_the_new_process():
                 await asyncio.sleep(0.05)
         events = (await admin(world, "/admin/v1/events"))["data"]
         assert "m/frozen" not in [each["backend"] for each in events if each["label"] == "found"]
+
+
+@story
+async def test_the_audit_log_has_the_upgrade_and_gives_each_number_once():
+    async with served(FAST) as world, loopback.client(base_url=world.admin_url, timeout=20) as http:
+
+        async def actions():
+            return [each["action"] for each in (await admin(world, "/admin/v1/audit"))["data"]]
+
+        assert (await http.post("/admin/v1/restarts:hold", json={})).is_success
+        await world.upgrade()
+        async with asyncio.timeout(10):
+            while await actions() != ["upgrade", "hold"]:
+                await asyncio.sleep(0.05)
+        assert (await http.post("/admin/v1/restarts:lift", json={})).is_success
+        assert await actions() == ["lift", "upgrade", "hold"]
+        written = (world.folder / "state" / "audit.jsonl").read_text().splitlines()
+        assert [json.loads(each)["number"] for each in written if each] == [1, 2, 3]

@@ -1,13 +1,16 @@
 """Who may hold how much of the room for request bodies."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
-from gateway.config.limits import LimitsConfig
+from gateway.config.limits import LimitsConfig, TimeoutsConfig
+from gateway.core.asked import Caller
 from gateway.core.errors import BodyTooLarge, Overloaded, TooManyWaiting
 from gateway.ingress.bodies import Bodies
 from gateway.ingress.body import Body
+from gateway.wire.calls import ENDPOINTS
 from gateway.wire.small import SMALL_BODY_BYTES
 
 MIB = 1 << 20
@@ -186,3 +189,64 @@ async def reads(body, *, limit_bytes, first):
     """Begin to read a body in chunks, of which the first comes at once."""
     asyncio.get_running_loop().call_soon(body.on_data, first)
     return await body.read(limit_bytes, 5.0, None)
+
+
+class Sent:
+    """A body in chunks, of which its client sends more whenever it is read."""
+
+    content_type, told, hold = b"application/json", None, None
+
+    def __init__(self, text):
+        self.body, self.spec = Body(), ENDPOINTS[b"/v1/chat/completions"]
+        self.text, self.at, self.paused = text, 0, False
+
+    def pause_reading(self):
+        self.paused = not self.body.complete
+
+    def resume_reading(self):
+        self.paused = False
+
+    async def read_body(self, limit, timeout_s):
+        return await self.body.read(limit, timeout_s, self.told)
+
+    def sends(self):
+        if not self.paused and self.at < len(self.text):
+            self.body.on_data(self.text[self.at : self.at + 65_536])
+            self.at += 65_536
+            if self.at >= len(self.text):
+                self.body.on_end()
+
+    @property
+    def held_bytes(self):
+        return sum(map(len, self.body._parts))
+
+
+def test_bodies_of_unknown_length_hold_no_more_than_has_room_while_others_are_read():
+    settings = SimpleNamespace(
+        limits=LimitsConfig(bodies="16MiB", max_body="4MiB"), timeouts=TimeoutsConfig()
+    )
+    message = b'{"role":"user","content":"%b"}' % (b"x" * 40)
+    long = b'{"role":"user","content":"%b"}' % (b"y" * 2_500_000)
+    text = b'{"model":"m","messages":[%b]}' % b",".join([*[message] * 15_000, long])
+    catalog = SimpleNamespace(admit=lambda model, caller: None)
+
+    async def read():
+        bodies, sent, most = Bodies(), [Sent(text) for _ in range(20)], 0
+
+        async def one(each, number):
+            caller = Caller(f"k{number}", "k", f"t{number}")
+            await bodies.read_call(each, caller, settings, lambda: catalog)
+            each.body.take()
+            each.hold.release()
+
+        async with asyncio.TaskGroup() as group:
+            reading = [group.create_task(one(each, at)) for at, each in enumerate(sent)]
+            while not all(each.done() for each in reading):
+                for each in sent:
+                    each.sends()
+                held_bytes = sum(each.held_bytes for each in sent)
+                most = max(most, held_bytes - bodies.held_bytes)
+                await asyncio.sleep(0)
+        return most
+
+    assert asyncio.run(read()) <= 20 * 3 * 65_536  # 32 MB before; a few reads of each

@@ -440,6 +440,13 @@ def test_a_server_that_fails_before_it_serves_and_stops_its_own_engine_was_not_a
     assert found.evidence == error
 
 
+@pytest.mark.parametrize("exit_code", [0, 1, 255, -15])
+def test_a_server_that_ended_without_a_last_word_does_not_serve(exit_code):
+    found = diagnose(BANNER + LOADED + ENGINE_UP + UP, exit_code=exit_code)
+    assert found.cause == f"It served and ended (exit code {exit_code}); the log does not say why."
+    assert found.confidence is Confidence.LOW
+
+
 def test_what_a_server_prints_that_was_told_to_stop_is_no_failure():
     log = BANNER + LOADED + ENGINE_UP + OWN_STOP
     for error in ("KeyboardInterrupt: ", "asyncio.exceptions.CancelledError"):

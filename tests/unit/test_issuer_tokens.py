@@ -223,6 +223,7 @@ def test_before_the_keys_are_known_tokens_have_them_asked_for_only_now_and_then(
         {"kty": "RSA", "kid": "x", "n": 17, "e": "AQAB"},
         {"kty": "OKP", "kid": "x"},
         {"kty": "OKP", "kid": "k1"},
+        {"kty": "RSA", "kid": "x", "alg": "none", "n": "AQAB", "e": "AQAB"},
     ],
 )
 def test_a_key_that_cannot_be_used_spoils_no_other(row):

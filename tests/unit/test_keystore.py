@@ -53,6 +53,14 @@ class TestFile(KeyCases):
         desk.update(made.id, {"limits": None})
         assert "limits" not in desk.path.read_text()
 
+    def test_a_new_name_leaves_the_tenant_that_was_the_old_one(self, desk):
+        made = desk.create({"name": "ci-bot"})
+        desk.path.write_text(desk.path.read_text().replace("    tenant: ci-bot\n", ""))
+        told = desk.update(made.id, {"name": "ci-robot"})
+        assert told.tenant == "ci-bot"
+        (kept,) = desk.list()
+        assert (kept.name, kept.tenant, kept.version) == ("ci-robot", "ci-bot", told.version)
+
     def test_a_file_of_comments_alone_keeps_them(self, desk):
         desk.path.write_text("# Keys of the lab.\n#  Ask Ann.\n\n# Changed by hand, too.\n")
         made = desk.create({"name": "ci"})

@@ -436,3 +436,56 @@ def test_ages_are_told_in_one_unit(fleet, age_s, told):
     fleet.down("m/b2")
     fleet.clock.at += age_s
     assert f" UTC ({told})." in fleet.verdict()
+
+
+# --- many alike -------------------------------------------------------------------------------------
+
+
+def large_fleet(count):
+    fleet = Fleet(m={"backends": [f"http://h:{port}" for port in range(1, count + 1)]})
+    ids = [f"m/b{number}" for number in range(1, count + 1)]
+    fleet.ready(*ids)
+    return fleet, ids
+
+
+def test_what_has_lasted_is_told_while_one_more_joins_that_has_not():
+    fleet, ids = large_fleet(6)
+
+    def passes(seconds, stale):
+        for _ in range(seconds):
+            fleet.clock.at += 1
+            for each in ids:
+                fleet.table.observe(each, ProbePassed(fleet.clock.at))
+                if each not in stale:
+                    at = fleet.clock.at
+                    sample = LoadSample(at, 3, 1, 0.25, progress=at)
+                    fleet.table.observe(each, Scraped(sample))
+            fleet.problems()
+        return [each for each in fleet.problems() if each[0] == "metrics_stale"]
+
+    four = passes(60, ids[:4])
+    assert [subject for _, subject in four] == [f"backend {each}" for each in ids[:4]]
+    assert passes(12, ids[:5]) == four
+    assert passes(30, ids[:5]) == [("metrics_stale", "backends of pool m")]
+
+
+def test_many_alike_are_told_since_the_first_of_them():
+    fleet, ids = large_fleet(7)
+    for each in ids[1:5]:
+        fleet.down(each)
+    fleet.clock.at += 3 * 3600
+    fleet.down(ids[0])
+    fleet.clock.at += 60
+    (problem,) = [each for each in fleet.overview()["problems"] if each["kind"] == "unreachable"]
+    assert problem["since"] == rfc3339(fleet.clock.wall() - 3 * 3600 - 60)
+
+
+def test_a_backend_that_reads_is_not_said_to_be_at_its_limit(fleet):
+    for each in fleet.table:
+        fleet.loaded(each.id)
+        each.limit.reading.rate.learn(fleet.clock.at, 1.0, 8_000)
+        fleet.table.take(each.id, fleet.clock.at, Need(12_000, 10, streams=True))
+    assert fleet.backend()["obstacle"] == "reading"
+    (problem,) = fleet.overview()["problems"]
+    assert "still reads prompts that were sent to it" in problem["cause"]
+    assert "at most" not in problem["cause"]

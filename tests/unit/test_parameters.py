@@ -405,3 +405,31 @@ def test_a_structural_tag_that_only_python_can_read_is_refused(more):
     wrong = {"structured_outputs": {"structural_tag": tag % ("(a+)+", more)}}
     assert refused(CHAT, wrong).param.startswith(path)
     check(CHAT, {"structured_outputs": {"structural_tag": tag % ("a+", "")}})
+
+
+def test_what_a_key_names_decides_also_over_what_a_pool_denies():
+    call = parse_call(ENDPOINTS[b"/v1/chat/completions"], CHAT_OF_TWO)
+    by_pool, by_key = Overrides(deny=("n",)), Overrides(max=(("n", 4),))
+    judge(call, effective([("parameters", by_pool), ("key k", by_key)]))
+    with pytest.raises(RequestError, match="deny"):
+        judge(call, effective([("parameters", by_pool)]))
+    with pytest.raises(RequestError, match="deny"):
+        judge(call, effective([("key k", by_key), ("parameters", by_pool)]))
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        b'"response_format":{"type":"structural_tag","x":1e999}',
+        b'"structured_outputs":{"grammar":1e999}',
+        b'"structured_outputs":{"structural_tag":{"a":1e999}}',
+    ],
+)
+def test_a_number_beyond_all_numbers_in_a_grammar_is_the_clients_error(field):
+    body = b'{"model":"m","messages":[{"role":"user","content":"x"}],%b}' % field
+    with pytest.raises(RequestError) as refused:
+        parse_call(ENDPOINTS[b"/v1/chat/completions"], body)
+    assert refused.value.status == 400
+
+
+CHAT_OF_TWO = b'{"model":"m","messages":[{"role":"user","content":"x"}],"n":2}'

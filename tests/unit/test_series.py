@@ -241,6 +241,36 @@ def test_while_the_gateway_stood_still_nothing_is_known(world):
     assert world.told()["pools"]["m"]["requests"] == [0, None, None, 0]
 
 
+def test_of_more_than_an_hour_that_it_stood_still_nothing_is_left_of_before(world):
+    for held in range(BUCKETS):
+        world.backends[0].in_flight = held
+        world.passes()
+    world.passes((BUCKETS + 5) * STEP_S)
+    told = world.told()["backends"]["m/b1"]["in_flight"]
+    assert [each for each in told if each is not None] == [BUCKETS - 1]
+
+
+def test_a_server_that_took_the_name_of_another_did_not_write_all_its_tokens_now(world):
+    def wrote(tokens):
+        return LoadSample(world.clock.at, 1, 0, 0.2, generation_tokens=tokens)
+
+    for backend, tokens in (("one", 1000.0), ("one", 1400.0), ("other", 5e8), ("other", 5e8 + 9)):
+        if backend == "other" and tokens == 5e8:
+            world.backends = [Reading()]
+        world.backends[0].sample = wrote(tokens)
+        world.passes()
+    assert world.told()["backends"]["m/b1"]["tokens"] == [None, 400, None, 9]
+
+
+def test_a_pool_that_has_no_backend_any_more_shows_who_is_refused(world):
+    world.passes()
+    world.backends, world.queue = [], 7
+    world.ends(40, Outcome.SHED, 503)
+    world.passes()
+    told = world.told()["pools"]["m"]
+    assert (told["shed"][-1], told["queued"][-1], told["in_flight"][-1]) == (40, 7, 0)
+
+
 def test_a_backend_that_left_stays_for_an_hour(world):
     world.passes()
     world.backends = [Reading(name="b2")]
