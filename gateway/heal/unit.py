@@ -51,8 +51,11 @@ class Unit(Restartable):
 
     @property
     def way(self) -> str:
-        """A digest of how its server is started and restarted, by the settings."""
-        return digest((self.config.launch, self.config.restart))
+        """A digest of how its server is started and restarted; a setting that a later version adds changes nothing."""
+        launch, restart = self.config.launch, self.config.restart
+        started = None if launch is None else launch.started_with
+        others = None if restart is None else restart.model_dump(mode="json", exclude_defaults=True)
+        return digest((started, others))
 
     async def _turn(self) -> None:
         if not isinstance(self.state, Draining | Replacing):

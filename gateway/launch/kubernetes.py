@@ -76,6 +76,7 @@ class KubernetesLauncher:
             raise ValueError(f"not a valid pod or workload: {target!r}")
         self.target = Target(found["namespace"], found["kind"] or "pod", found["name"])
         self._client: Any = None
+        self._former: Any = None  # whose token was not accepted; calls may still be under way
         self._library: Any = None
         self._broken: Any = OSError  # the connection errors of the library's HTTP client
         self._lock = asyncio.Lock()
@@ -126,9 +127,10 @@ class KubernetesLauncher:
 
     async def close(self) -> None:
         """Close the connections to the API server."""
-        if self._client is not None:
-            client, self._client = self._client, None
-            await client.close()
+        clients, self._former, self._client = (self._former, self._client), None, None
+        for each in clients:
+            if each is not None:
+                await each.close()
 
     # --- calls to the API -------------------------------------------------------------------------
 
@@ -208,10 +210,10 @@ class KubernetesLauncher:
         async with self._lock:
             if self._client is None:
                 await self._open()
-        library = self._library
+        library, client = self._library, self._client
         try:
             async with asyncio.timeout(_CALL_S):
-                yield self._client
+                yield client
         except TimeoutError as error:
             raise LaunchError(
                 f"the Kubernetes API did not answer for {self.target} within {_CALL_S:.0f} s"
@@ -222,9 +224,7 @@ class KubernetesLauncher:
                     f"{self.target} was changed or recreated in the meantime"
                 ) from error
             if error.status == _UNAUTHORIZED:
-                await (
-                    self.close()
-                )  # a token ends; the next call reads the kubeconfig anew, and gets another
+                await self._leave(client)
             hopeless = error.status in (_FORBIDDEN, _NOT_FOUND, _INVALID)
             raise LaunchError(
                 f"{self.target}: {_refusal(error, self.target)}",
@@ -234,6 +234,13 @@ class KubernetesLauncher:
             raise LaunchError(
                 f"the Kubernetes API cannot be reached for {self.target}: {error}"
             ) from error
+
+    async def _leave(self, client: Any) -> None:
+        """Have the next call read the kubeconfig anew: a token ended, and that may have another."""
+        if self._client is client:
+            former, self._former, self._client = self._former, client, None
+            if former is not None:
+                await former.close()
 
     async def _open(self) -> None:
         try:

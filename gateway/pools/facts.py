@@ -106,7 +106,7 @@ class HealthState(msgspec.Struct, frozen=True):
         progress = self.progress
         if progress.stuck_since is not None:
             progress = replace(progress, stuck_since=at)
-        metrics_at = None if self.metrics_at is None else at
+        metrics_at = self.metrics_at if self.metrics_at is None or self.metrics_lost else at
         return replace(self, progress=progress, metrics_at=metrics_at)
 
 

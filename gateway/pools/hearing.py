@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.core.types import Endpoint, Outcome, RequestRecord, Usage, UsageSource
+from gateway.core.endpoints import NO_ENGINE
+from gateway.core.types import Endpoint, Outcome, RequestRecord, UsageSource
 from gateway.pools.backend import Backend
-from gateway.pools.limit import Limit
+from gateway.pools.limit import SLOWER, Limit
 from gateway.pools.progress import Listened
 from gateway.pools.pulse import Waits
 from gateway.pools.speed import slownesses
@@ -53,19 +54,24 @@ def learn(backend: Backend, record: RequestRecord) -> None:
     if record.stream and undisturbed and (gap_s := record.token_gap_s) is not None:
         backend.limit.token_gap(ended_at, sent_at, gap_s)
         backend.room.writing.wrote(gap_s)
-    elif not record.stream and backend.sample is None and record.outcome is Outcome.OK:
-        _judge_whole(backend.limit, usage, sent_at, ended_at)
+    elif record.outcome is not Outcome.OK or record.endpoint in NO_ENGINE:
+        return
+    elif not record.stream and backend.sample is None:
+        tokens = usage.completion_tokens if usage is not None else 0
+        _judge_whole(backend.limit, tokens, sent_at, ended_at)
 
 
-def _judge_whole(limit: Limit, usage: Usage | None, sent_at: float, ended_at: float) -> None:
-    """Take a whole reply that came soon enough for a first token in time, where no metrics tell of the load.
+def _judge_whole(limit: Limit, tokens: int, sent_at: float, ended_at: float) -> None:
+    """Take a whole reply that came soon enough for a first token in time: nobody saw when that came.
 
-    One that took longer tells nothing: nobody saw when its first token came.
+    That is one whose tokens keep the objectives in sum, or which took, for each token, hardly longer than the best
+    lately: where nothing tells the tokens, or a server is slower than the objectives. Any other tells nothing.
     """
-    tokens = usage.completion_tokens if usage is not None else 0
-    first_s = max(0.0, ended_at - sent_at - tokens * limit.gap_objective_s)
-    if sent_at >= limit.cut_at and first_s <= limit.objective_s:
-        limit.first_token(ended_at, first_s, 0)
+    seconds, counted = max(0.0, ended_at - sent_at), max(1, tokens)
+    best = limit.whole.learn(ended_at, seconds / counted, 1)
+    in_sum = seconds <= limit.objective_s + tokens * limit.gap_objective_s
+    if sent_at >= limit.cut_at and (in_sum or (best and seconds <= SLOWER / best * counted)):
+        limit.first_token(ended_at, min(seconds, limit.objective_s), 0)
 
 
 def tells_cached(backend: Backend, endpoint: Endpoint | None, cached_tokens: int | None) -> bool:

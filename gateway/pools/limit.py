@@ -47,7 +47,7 @@ _ABOUT_MOST: Final = 0.93  # of it; the gauge is written when some of the batch 
 # Then it is tried whether the batch holds more after all; twice as long each time that it does not.
 _BELIEVED_S, _BELIEVED_MOST_S = 60.0, 960.0
 _JUDGED: Final = 10  # first tokens that make a verdict: one slow one alone is not yet p90
-_SLOWER: Final = 1.5  # times the best gap: a full batch decodes slower than a small one, and may
+SLOWER: Final = 1.5  # times the best gap: a full batch decodes slower than a small one, and may
 _LATE_RATIO: Final = 0.1  # the objective holds for p90
 _RESERVE_RATIO: Final = 0.1
 _SLOW_START_RATIO: Final = 0.1  # Envoy's slow_start: min_weight_percent 10, then linear
@@ -93,6 +93,7 @@ class Limit:
     gap_objective_s: float = GAP_OBJECTIVE_S
     reading: Reading = field(default_factory=Reading)
     decode: Rate = field(default_factory=Rate)
+    whole: Rate = field(default_factory=Rate)  # of plain replies, where no metrics tell of the load
     cut_at: float = -math.inf
     value: int = field(init=False)  # when it neither starts slowly nor is shared out
     _fast: bool = True
@@ -185,7 +186,7 @@ class Limit:
             self.reading.wrote(gap_s, 1 / best)
         if began < self.cut_at or self.starts(now):
             return
-        if gap_s > self.gap_objective_s and not (best and gap_s <= _SLOWER / best):
+        if gap_s > self.gap_objective_s and not (best and gap_s <= SLOWER / best):
             self._slow += 1
         else:
             self._smooth += 1

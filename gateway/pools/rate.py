@@ -20,6 +20,9 @@ class Rate:
     double the best.
     """
 
+    telling_tokens: int = (
+        0  # a measurement of fewer tokens is mostly of what each takes, and no sign of slowness
+    )
     _best: float = 0.0
     _at: float = 0.0
 
@@ -28,7 +31,7 @@ class Rate:
         # Every stream pays for this, so without `max` and `min`: they cost more than all else here.
         seen, best = tokens / (seconds if seconds > 0.001 else 0.001), self._best
         known = best * math.exp2((self._at - now) / _HALF_LIFE_S)
-        if known and seen <= known:
+        if best and (seen <= known or (tokens < self.telling_tokens and seen < _LEAST * best)):
             return known
         self._best, self._at = 2 * best if best and seen > 2 * best else seen, now
         return self._best or None

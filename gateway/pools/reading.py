@@ -27,6 +27,7 @@ import math
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
@@ -78,7 +79,7 @@ class Measured(msgspec.Struct, frozen=True, gc=False):
 class Reading:
     """What one backend has shown of its reading. Its one owner feeds it."""
 
-    rate: Rate = field(default_factory=Rate)
+    rate: Rate = field(default_factory=partial(Rate, _AHEAD_LEAST_TOKENS))
     _quickest: tuple[float, int, float] = (math.inf, 0, 0.0)  # first token: seconds, prompt, when
     _in_time_tokens: float = 0.0  # may be unread, by prompts that were read in time beside others
     _late_at: float = -math.inf  # when one was late: what was sent before shows nothing more

@@ -93,6 +93,7 @@ class RankedIndex:
         if rank is not None:
             self._ours[rank] -= 1
             self._work_tokens[rank] -= sent.work_tokens
+            self.engines[rank].over(sent)
 
     def unsent(self, sent: SentPrompt) -> None:
         """Undo `sent`: the request ended before its first token."""

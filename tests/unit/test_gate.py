@@ -1527,15 +1527,22 @@ async def test_one_that_was_let_in_before_goes_first_of_its_tenant():
 
 
 @held
-async def test_what_is_tried_again_is_no_new_demand():
-    world = house(backends=[ONE, TWO])
-    (guest,) = await world.guests(1, tokens=1000)
+@pytest.mark.parametrize("waits", [False, True])
+async def test_what_is_tried_again_is_no_new_demand(waits):
+    world = house(backends=[single(ONE)])
+    before = await world.guests(1, "other") if waits else []
+    (guest,) = await world.guests(1, tokens=1000, returned=True)
+    for each in before:
+        each.end()
+    await turns()
     guest.end()
-    patience = world.gate._lines["m"].patience
-    came = dict(patience._came)
-    assert came == {"t": 1000}
+    line = world.gate._lines["m"]
+    came = dict(line.patience._came)
+    assert came["t"] == 1000
+    line.forecast._promises.made("t", 5000)
     assert world.gate.enter(guest.ask)
-    assert patience._came == came
+    assert line.patience._came == came
+    assert line.forecast._promises.of("t") == 5000  # it was told before that it has its turn
 
 
 @held

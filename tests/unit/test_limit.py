@@ -420,6 +420,24 @@ def test_after_a_long_rest_one_measurement_tells_what_is_true_now():
     assert as_before.at(8 * 3600.0) == 1000.0
 
 
+def test_a_short_prompt_after_a_long_rest_does_not_make_a_server_slow():
+    reading = Rate(telling_tokens=512)
+    reading.learn(0.0, 1.0, 20_000)
+    after_s = 8 * 3600.0
+    reading.learn(after_s, 0.05, 30)
+    assert reading.at(after_s) == 5000.0
+    reading.learn(after_s, 2.0, 2000)  # so many tell
+    assert reading.at(after_s) == 1000.0
+
+
+def test_after_weeks_of_rest_the_pace_is_known_although_each_scrape_tells_of_nothing():
+    reading = Rate(telling_tokens=512)
+    reading.learn(0.0, 1.0, 20_000)
+    for day in range(1, 30):
+        reading.learn(86_400.0 * day, 10.0, 0)
+    assert reading.at(86_400.0 * 30) == 5000.0
+
+
 def test_a_rate_that_is_seen_each_half_an_hour_stays_known():
     rate = Rate()
     for hour in range(24):

@@ -685,6 +685,10 @@ def test_hits_count_until_the_prompts_are_compared_however_long_after(index, fir
         held.scraped(None, hits)
         assert guess.trust == 1.0
         assert len(guess) == 5
+        assert guess._under_way_tokens == 0
+    for _ in range(3):
+        held.scraped(None, hits)
+    assert guess._left_tokens == [0, 0, 0]
 
 
 def test_a_lost_cache_is_noticed_with_plain_replies_too():

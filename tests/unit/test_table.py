@@ -922,6 +922,17 @@ def test_the_time_in_which_this_process_stood_still_is_not_held_against_metrics(
     assert (backend.phase, backend.reason) == (Phase.DEGRADED, "metrics_stale")
 
 
+def test_metrics_that_were_lost_before_are_lost_still(table):
+    backend = make_ready(table)
+    scrape(table)
+    table.observe("m/b1", ProbePassed(115.0))
+    assert (backend.phase, backend.reason) == (Phase.DEGRADED, "metrics_stale")
+    for at in (116.0, 124.0):
+        table.forgive(at, backend)
+        table.observe("m/b1", ProbePassed(at + 0.1))
+        assert (backend.phase, backend.reason) == (Phase.DEGRADED, "metrics_stale")
+
+
 def test_an_engine_that_stood_still_with_this_process_is_not_stuck(table):
     backend = make_ready(table)
     scrape(table)
@@ -942,16 +953,47 @@ def whole_reply(*, sent_at, ended_at, tokens):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("tokens", "grows"), [(100, True), (10, False)])
-def test_without_metrics_whole_replies_that_came_soon_let_the_limit_grow(table, tokens, grows):
+@pytest.mark.parametrize(
+    ("took_s", "tokens", "endpoint", "grows"),
+    [
+        ((8.0,), 100, Endpoint.CHAT, True),  # within the objectives
+        ((40.0,), 100, Endpoint.CHAT, True),  # a slow server, which gets no slower
+        ((6.0, 7.0), 0, Endpoint.TRANSCRIPTIONS, True),  # nobody tells the tokens
+        ((2.0, 60.0), 10, Endpoint.CHAT, True),  # some wait
+        ((0.01,), 0, Endpoint.TOKENIZE, False),  # no engine works on it
+    ],
+)
+def test_without_metrics_whole_replies_that_came_soon_let_the_limit_grow(
+    table, took_s, tokens, endpoint, grows
+):
     limit = make_ready(table).limit
-    table.observe("m/b1", ScrapeFailed(100.0))
+    table.observe("m/b1", ScrapeFailed(200.0))
     low = limit.value
-    slots = [table.take("m/b1", 100.0) for _ in range(low)]
+    slots = [table.take("m/b1", 200.0) for _ in range(low)]
     for second in range(1, 20):
-        at = 100.0 + second
-        table.ended([whole_reply(sent_at=at - 8.0, ended_at=at, tokens=tokens)] * 10)
+        at = 200.0 + second
+        for each_s in took_s:
+            reply = whole_reply(sent_at=at - each_s, ended_at=at, tokens=tokens)
+            reply.endpoint = endpoint
+            table.ended([reply] * 10)
         table.observe("m/b1", ScrapeFailed(at))
     assert (limit.value > low) is grows
     assert limit.value >= low
+    assert slots
+
+
+def test_without_metrics_replies_that_became_slow_raise_no_limit(table):
+    limit = make_ready(table).limit
+    table.observe("m/b1", ScrapeFailed(200.0))
+    table.ended([whole_reply(sent_at=195.0, ended_at=200.0, tokens=10)])
+    low = limit.value
+    slots = [table.take("m/b1", 200.0) for _ in range(low)]
+    for second in range(1, 20):
+        at = 200.0 + second
+        table.ended([whole_reply(sent_at=at - 30.0, ended_at=at, tokens=10)] * 10)
+        failed = whole_reply(sent_at=at - 1.0, ended_at=at, tokens=10)
+        failed.outcome = Outcome.BACKEND_ERROR
+        table.ended([failed] * 10)
+        table.observe("m/b1", ScrapeFailed(at))
+    assert limit.value == low
     assert slots

@@ -146,6 +146,19 @@ def test_limits_of_a_new_process_know_what_the_old_one_uses_after_its_start(tmp_
     assert asyncio.run(story()) == ((0,), (500,), (5500,))
 
 
+def test_what_is_learnt_of_others_takes_nothing_from_what_was_taken_here(tmp_path):
+    async def story():
+        clock, spent = HeldClock(), 0.0
+        limiter = Limiter(clock, None, lambda: 1, lambda rule, key_id: spent)
+        plan = plan_of(KeyLimits(tokens_per_day=10_000), tenant="acme")
+        await limiter.take(plan, Amounts(requests=1, tokens=1000))  # it runs still
+        spent = 400.0
+        limiter.recall()
+        return (await limiter.take(plan, Amounts())).used
+
+    assert asyncio.run(story()) == (1000,)
+
+
 def test_a_ledger_goes_on_where_it_ended_even_within_a_line(tmp_path):
     journal = UsageJournal(tmp_path, 10_000_000)
     journal.append([entry(1), entry(2)])
