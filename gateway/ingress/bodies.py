@@ -32,6 +32,7 @@ from gateway.routing.catalog import Catalog
 from gateway.wire.calls import EndpointSpec, form_call, parse_at_once, parse_call
 from gateway.wire.large import completed
 from gateway.wire.scan import BodyScan
+from gateway.wire.small import SMALL_BODY_BYTES
 
 if TYPE_CHECKING:
     from gateway.ingress.downstream import Downstream
@@ -141,9 +142,7 @@ class Bodies:
         """
         limits, body = config.limits, down.body
         if down.spec.multipart:
-            upload = down.open_upload(limits.max_audio_body, config.timeouts.body)
-            head = await upload.read_head()
-            return form_call(down.spec, upload.form, head, down.content_type)
+            return await self._read_form(down, caller, config)
         short = await down.read_body(limits.max_body, config.timeouts.body)
         if short is not None:
             call = parse_at_once(down.spec, short, down.content_type)
@@ -170,6 +169,19 @@ class Bodies:
         await self._scan(scan)
         hold.shrink(len(scan.body))
         return await beside(partial(_parse, down.spec, scan, down.content_type))
+
+    async def _read_form(self, down: Downstream, caller: Caller, config: Config) -> Call:
+        """Read a form up to its model. Where that stands behind the file, all of it is held, and needs room."""
+        limits = config.limits
+        upload = down.open_upload(limits.max_audio_body, config.timeouts.body)
+        size = min(upload.told_bytes or limits.max_audio_body, limits.all_bodies)
+        if size > SMALL_BODY_BYTES and not upload.is_at_hand():
+            with _unread(down):
+                down.hold = await self.take(caller.key_id, size, limits, upload.left_s)
+        head = await upload.read_head()
+        if down.hold is not None:
+            down.hold.shrink(min(len(head), size))
+        return form_call(down.spec, upload.form, head, down.content_type)
 
     async def _scan(self, scan: BodyScan) -> None:
         goes_on = True

@@ -85,7 +85,22 @@ class Upload:
         unsent = 0 if self._connection is None else self._connection.unsent_bytes
         return len(self._held) + len(self._fresh) + self.form.held_bytes + unsent
 
+    @property
+    def told_bytes(self) -> int | None:
+        """How long its client said that it is; None for a body in chunks."""
+        return self._content_length
+
+    @property
+    def left_s(self) -> float:
+        """How much time its client has left."""
+        return max(0.0, self._until - self._loop.time())
+
     # --- the request's side -------------------------------------------------------------------------
+
+    def is_at_hand(self) -> bool:
+        """Take in what has come; return whether that is all that `read_head` waits for."""
+        self._take()
+        return self._is_ready()
 
     async def read_head(self) -> bytes:
         """Return the beginning of the body, as far as it is needed to know the model, or all of it.

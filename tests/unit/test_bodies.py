@@ -10,7 +10,9 @@ from gateway.core.asked import Caller
 from gateway.core.errors import BodyTooLarge, Overloaded, TooManyWaiting
 from gateway.ingress.bodies import Bodies
 from gateway.ingress.body import Body
+from gateway.ingress.upload import Upload
 from gateway.wire.calls import ENDPOINTS
+from gateway.wire.forms import FormReader
 from gateway.wire.small import SMALL_BODY_BYTES
 
 MIB = 1 << 20
@@ -250,3 +252,69 @@ def test_bodies_of_unknown_length_hold_no_more_than_has_room_while_others_are_re
         return most
 
     assert asyncio.run(read()) <= 20 * 3 * 65_536  # 32 MB before; a few reads of each
+
+
+class Form:
+    """A form whose model stands behind its file, of which the client sends more whenever it is read."""
+
+    hold = body = None
+    content_type = b"multipart/form-data; boundary=b"
+    spec = ENDPOINTS[b"/v1/audio/transcriptions"]
+
+    def __init__(self, size):
+        head = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
+        model = b'\r\n--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n--b--\r\n'
+        self.text, self.at, self.paused = head + b"x" * size + model, 0, False
+
+    def open_upload(self, limit_bytes, timeout_s):
+        self.upload = Upload(
+            FormReader(self.content_type), self, self, content_length=len(self.text),
+            limit_bytes=limit_bytes, timeout_s=timeout_s,
+        )  # fmt: skip
+        return self.upload
+
+    def pause_reading(self):
+        self.paused = True
+
+    def resume_reading(self):
+        self.paused = False
+
+    def is_closing(self):
+        return False
+
+    def sends(self):
+        if not self.paused and self.at < len(self.text):
+            self.upload.on_data(self.text[self.at : self.at + 65_536])
+            self.at += 65_536
+
+
+def test_forms_that_are_held_until_their_model_comes_need_room_too():
+    settings = SimpleNamespace(
+        limits=LimitsConfig(bodies="8MiB", max_body="4MiB", max_audio_body="4MiB"),
+        timeouts=TimeoutsConfig(),
+    )
+
+    async def read():
+        bodies, sent, most = Bodies(), [Form(3 * MIB) for _ in range(8)], 0
+
+        async def one(each, number):
+            caller = Caller(f"k{number}", "k", f"t{number}")
+            call = await bodies.read_call(each, caller, settings, lambda: None)
+            each.hold.release()
+            each.upload.close()
+            return call.model
+
+        async with asyncio.TaskGroup() as group:
+            reading = [group.create_task(one(each, at)) for at, each in enumerate(sent)]
+            await asyncio.sleep(0)
+            while not all(each.done() for each in reading):
+                for each in sent:
+                    each.sends()
+                most = max(most, sum(each.upload.held_bytes for each in sent))
+                await asyncio.sleep(0)
+        return most, {each.result() for each in reading}, bodies.held_bytes
+
+    most, models, left = asyncio.run(read())
+    assert models == {"m"}
+    assert left == 0
+    assert most <= 8 * MIB + 8 * 65_536
