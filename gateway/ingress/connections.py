@@ -25,6 +25,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from typing import Final, Protocol
 
 from gateway.core.addresses import Proxies, client_network
@@ -33,6 +34,7 @@ from gateway.core.addresses import Proxies, client_network
 _HANGUP: Final[int] = getattr(select, "POLLRDHUP", 0)
 # A client sends its head within a round trip of connecting; one that takes longer than this is slow.
 _SLOW_S: Final = 1.0
+_LOOKED_AT: Final = 64  # of a line, for one without unsent bytes
 # So many connections beyond a worker's share, or this part of it, are left to chance.
 _UNEVEN: Final = 8
 _UNEVEN_RATIO: Final = 0.25
@@ -71,8 +73,11 @@ class Waiting(Protocol):
     def expire(self, waits: Waits) -> None:
         """The client took too long; the connection is in no line any more."""
 
-    def shed(self) -> bool:
-        """Close to make room for another; False when that takes time, as bytes are still unsent."""
+    def has_unsent(self) -> bool:
+        """Whether it holds bytes that its client has not taken yet."""
+
+    def shed(self) -> None:
+        """Close to make room for another; what is unsent goes out first."""
 
     def close_behind_reply(self) -> None:
         """Close once the next reply is written, or the one that is due."""
@@ -113,8 +118,14 @@ class Line(OrderedDict[Waiting, float]):
 class Connections:
     """All connections of the public listener. Single event loop only; nothing here awaits."""
 
-    def __init__(self, times: ClientTimes, most: int, most_per_address: int | None = None) -> None:
-        """Without `most_per_address` one address has half of all; loopback and proxies are not bounded."""
+    def __init__(
+        self, times: ClientTimes, most: int, most_per_address: int | None = None, *, by_setting: bool = True
+    ) -> None:  # fmt: skip
+        """Without `most_per_address` one address has half of all; loopback and proxies are not bounded.
+
+        `by_setting`: settings can change both numbers.
+        """
+        self.by_setting = by_setting
         self.proxies = Proxies(())  # the trusted ones
         self.most = most
         self.most_per_address = most_per_address or max(1, self.most // 2)
@@ -189,22 +200,33 @@ class Connections:
                 connection.expire(line.waits)
 
     def _make_room(self, now: float) -> bool:
-        """Close the connection that is easiest to miss; False when every one is at work."""
-        while line := self._easiest_to_miss(now):
-            connection, _ = line.popitem(last=False)
-            if connection.shed():
+        """Close the connection that is easiest to miss; False when every one is at work.
+
+        One with bytes that are still unsent makes no room at once. Where all that may go have some, the first
+        of them begins to close, for whoever comes later.
+        """
+        first = None
+        for line in self._by_ease(now):
+            for connection in islice(line, _LOOKED_AT):
+                if connection.has_unsent():
+                    first = first or (connection, line)
+                    continue
+                del line[connection]
+                connection.shed()
                 self.leave(connection)
                 self.shed[_WHY[line.waits]] += 1
                 return True
+        if first is not None:
+            connection, line = first
+            del line[connection]
+            connection.shed()
         return False
 
-    def _easiest_to_miss(self, now: float) -> Line:
-        """Return the line whose first goes: refused already, a slow head, long idle, any head."""
+    def _by_ease(self, now: float) -> tuple[Line, ...]:
+        """Return the lines in the order in which they lose one: refused already, a slow head, long idle, any head."""
         heads, idle = self.heads, self.idle
-        if self.lingering:
-            return self.lingering
         slow = heads and now - (next(iter(heads.values())) - heads.seconds) >= _SLOW_S
-        return heads if slow or not idle else idle
+        return (self.lingering, heads, idle) if slow else (self.lingering, idle, heads)
 
 
 def surplus(own: int, others: Sequence[int]) -> int:

@@ -139,14 +139,17 @@ def last_reply(error: GatewayError, request_id: str, first_lines: bytes) -> byte
 
 def too_many_connections(why: Shed, connections: Connections) -> TooManyConnections:
     """Return the refusal of a connection that is one too many."""
+    of_all, of_address = " (`limits.connections`)", " (`limits.connections_per_address`)"
+    if not connections.by_setting:
+        of_all = of_address = ""
     if why is Shed.ADDRESS:
         return TooManyConnections(
             f"Your address has {connections.most_per_address} connections open, as many as this"
-            " gateway allows (`limits.connections_per_address`). Reuse connections, or close some.",
+            f" gateway allows{of_address}. Reuse connections, or close some.",
             retry_after_s=_RETRY_S,
         )
     return TooManyConnections(
-        f"All {connections.most} connections that this gateway allows (`limits.connections`)"
+        f"All {connections.most} connections that this gateway allows{of_all}"
         " have a request in progress. Retry later.",
         retry_after_s=_RETRY_S,
     )

@@ -256,15 +256,18 @@ class GatewayProtocol(RequestReader):
         else:
             self._close()
 
-    def shed(self) -> bool:
-        """Close to make room for another connection, but what is still unsent goes out first."""
+    def has_unsent(self) -> bool:
+        """See `Waiting`."""
+        return self.transport.get_write_buffer_size() > 0
+
+    def shed(self) -> None:
+        """See `Waiting`."""
         self._line = None
-        if self.transport.get_write_buffer_size():
+        if self.has_unsent():
             self._close()
-            return False
-        self._deaf = True
-        self.transport.abort()
-        return True
+        else:
+            self._deaf = True
+            self.transport.abort()
 
     # --- the connection -----------------------------------------------------------------------------
 

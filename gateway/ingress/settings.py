@@ -172,7 +172,9 @@ def admin_ingress(config: Config) -> Ingress:
     return Ingress(
         story=_no_story,
         limits=ClientLimits.of(config.limits),
-        connections=Connections(_client_times(config.timeouts), ADMIN_CONNECTIONS),
+        connections=Connections(
+            _client_times(config.timeouts), ADMIN_CONNECTIONS, by_setting=False
+        ),
         refused=lambda error, request_id, line, client: None,
         endpoints={},
         takes=_orders(config.timeouts),

@@ -5,6 +5,7 @@ import pytest
 from gateway.core.addresses import Proxies
 from gateway.ingress.connections import ClientTimes, Connections, Shed, Waits, surplus
 from gateway.ingress.descriptors import most_connections
+from gateway.ingress.early import too_many_connections
 
 TIMES = ClientTimes(head_s=10, idle_s=75, linger_s=2, closing_s=60)
 
@@ -14,7 +15,7 @@ class One:
         self.book, self.host = book, host
         self.line = None
         self.gone = False
-        self.unsent = False
+        self.unsent = self.closes = False
         self.expired = None
 
     def enter(self, now=0.0):
@@ -32,9 +33,11 @@ class One:
     def expire(self, waits):
         self.line, self.expired = None, waits
 
+    def has_unsent(self):
+        return self.unsent
+
     def shed(self):
-        self.line, self.gone = None, not self.unsent
-        return self.gone
+        self.line, self.gone, self.closes = None, not self.unsent, self.unsent
 
 
 def full(book, *waits):
@@ -98,6 +101,18 @@ def test_a_request_in_progress_is_never_closed_for_another(waits):
     assert book.counts["refused"] == 1
     book.leave(ones[0])
     assert One(book, "9.9.9.9").enter() is None
+
+
+def test_a_newcomer_closes_one_connection_at_most_where_all_have_unsent_bytes():
+    book = Connections(TIMES, 4)
+    ones = full(book, None, Waits.IDLE, Waits.IDLE, Waits.IDLE)
+    for each in ones[1:]:
+        each.unsent = True
+    assert One(book, "9.9.9.9").enter() is Shed.REFUSED
+    assert [each.closes for each in ones] == [False, True, False, False]
+    ones[3].unsent = False
+    assert One(book, "9.9.9.9").enter() is None  # one without any goes first
+    assert [each.gone for each in ones] == [False, False, False, True]
 
 
 def test_one_with_unsent_bytes_still_counts_until_it_is_gone():
@@ -192,3 +207,10 @@ def test_workers_that_give_away_come_to_even_shares_and_stop():
         told = [told[1], list(many)]  # what is heard is two beats old
     assert max(many) <= 70 + 70 / 4
     assert all(not surplus(each, [other for other in many if other != each]) for each in many)
+
+
+@pytest.mark.parametrize("why", [Shed.ADDRESS, Shed.REFUSED])
+@pytest.mark.parametrize("by_setting", [True, False])
+def test_a_setting_is_named_only_where_it_changes_the_number(why, by_setting):
+    book = Connections(TIMES, 24, by_setting=by_setting)
+    assert ("`limits." in too_many_connections(why, book).message) is by_setting
