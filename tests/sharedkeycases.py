@@ -143,6 +143,21 @@ class SharedKeyCases(KeyCases):
             assert len({other.key, made.key}) == 2
             desk.at += 61.0
 
+    def test_a_rotation_of_which_nobody_heard_is_taken_up_though_the_key_was_changed_since(
+        self, desk
+    ):
+        desk.store = RedisKeys(Deaf(desk.store.link), PEPPER, lambda: {}, lambda: desk.at)
+        made = desk.create({"name": "a"})
+        desk.store.link.deaf, desk.store.link.arrives = 1, True
+        with pytest.raises(StoreUnavailable):
+            desk.rotate(made.id, 60.0)
+        desk.update(made.id, {"owner": "ann@example.org"})
+        again = desk.rotate(made.id, 60.0)
+        assert again.record.owner == "ann@example.org"
+        assert len(again.record.secrets) == 2
+        assert desk.lets_in(again.key)
+        assert desk.lets_in(made.key)
+
     def test_what_nobody_knows_to_be_made_is_not_taken_up_for_ever(self, desk):
         desk.store = RedisKeys(Deaf(desk.store.link), PEPPER, lambda: {}, lambda: desk.at)
         desk.store.link.deaf, desk.store.link.arrives = 1, True

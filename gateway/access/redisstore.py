@@ -135,8 +135,9 @@ class RedisKeys:
         made = [] if before is None else [before]
 
         def with_another(record: KeyRecord) -> KeyRecord:
-            if before is not None and before.record.version == record.version:
-                made.append(before)
+            is_kept = before is not None and before.record.secrets[0] == record.secrets[0]
+            if before is not None and is_kept and record.revoked_s is None:
+                made.append(CreatedKey(record, before.key))  # whatever else was changed since
                 return record
             made.append(rotated(record, grace_s, self.pepper, self.wall()))
             return made[-1].record
