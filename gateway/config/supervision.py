@@ -169,7 +169,7 @@ class SupervisionConfig(Section):
     )
     max_backoff: Duration = setting("5m", "Longest pause between restarts.")
     max_restarts: int = setting(
-        5, "Restarts within `within` after which a backend is suspended.", ge=1, le=1000
+        5, "Restarts within `within` after which a backend is suspended.", ge=1, le=10_000
     )
     within: Duration = setting("30m", "Time over which `max_restarts` counts.")
     patience: PatienceConfig = setting({}, "Deadlines of a start, by stage.")

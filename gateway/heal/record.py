@@ -30,7 +30,7 @@ _CALM_S: Final = 60.0  # well for so long: what failed before is over, not just 
 # For the replica that claimed a restart to carry it out: longer than any takes to stop a server. If the
 # same one runs on, that replica has ended, or could not.
 _ANOTHERS_S: Final = 1200.0
-MOST_RESTARTS: Final = 1000  # of one backend are remembered; `max_restarts` may be no more
+MOST_RESTARTS: Final = 10_000  # of one backend are remembered; `max_restarts` may be no more
 _ATTEMPTS_KEPT: Final = 16  # incarnations of one backend whose orders are remembered
 
 

@@ -879,7 +879,7 @@ def test_a_backend_that_left_is_forgotten_after_a_day():
 
 
 def test_as_many_restarts_are_remembered_as_a_setting_may_allow():
-    record, most = Record(), 1000
+    record, most = Record(), 10_000
     for now in range(most + 10):
         record = record.counted(float(now))
     assert record.restarts_since(-1.0) == most
