@@ -164,7 +164,7 @@ def _launched(where: KeyPath, backend_id: str, launch: LaunchConfig) -> Iterator
             Severity.WARNING,
         )
     model = model_of(launch)
-    if model is not None and model.startswith(("/", "./", "../")) and not Path(model).is_dir():
+    if model is not None and model.startswith(("/", "./", "../")) and not os.path.isdir(model):
         yield Remark(
             (*where, "command"),
             "model-folder-missing",

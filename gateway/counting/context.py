@@ -77,7 +77,7 @@ def bound(
 
 def _bound(call: Call, route: Route, caller: Caller, policy: OverflowPolicy) -> Demand | None:
     window = window_of(route, caller)
-    if window is None or _is_engines(call, window, route):
+    if window is None or _is_engines(call, window, route, caller):
         return _unchecked(call, window, caller, policy)
     ids, generates = call.prompt_token_ids, call.endpoint in GENERATES
     if ids is None and call.text_bytes is None:
@@ -90,7 +90,7 @@ def _bound(call: Call, route: Route, caller: Caller, policy: OverflowPolicy) -> 
     output, room = call.max_new_tokens, window - most
     if caller.max_output_tokens is not None:
         output = _output_tokens(call, caller, policy)
-    if output is None and generates and _is_ours(window, route):
+    if output is None and generates and _is_ours(window, route, caller):
         enough = 1 if ids is not None else FREE_OUTPUT_RATIO * window
         return Demand(most, ids is not None, room) if room >= enough else None
     # Nothing stated: whatever the window leaves is the output, but there must be some.
@@ -120,7 +120,7 @@ def _settle(
     window = window_of(route, caller)
     output = _output_tokens(call, caller, policy)
     differs = call.truncates_prompt or call.endpoint in _IN_CHUNKS  # from what the engine will read
-    if window is None or (differs and not _is_ours(window, route)):
+    if window is None or (differs and not _is_ours(window, route, caller)):
         return Demand(prompt_tokens, not differs, output)
     demand = Demand(_cut(call, prompt_tokens), exact=True, max_new_tokens=output)
     return _fitted(call, demand, route, caller, policy)
@@ -136,8 +136,15 @@ def unsettled(call: Call, *, route: Route, caller: Caller, policy: OverflowPolic
         RequestError: more output is asked for than the caller may have (400).
         ContextLengthExceeded: it may be too long for a window that is smaller than the engine's (400).
     """
+    try:
+        return _unsettled(call, route, caller, policy)
+    except ContextLengthExceeded:
+        return _unsettled(call, _widest(route), caller, policy)
+
+
+def _unsettled(call: Call, route: Route, caller: Caller, policy: OverflowPolicy) -> Demand:
     window = window_of(route, caller)
-    if window is None or not _is_ours(window, route) or call.endpoint not in _CHECKED:
+    if window is None or not _is_ours(window, route, caller) or call.endpoint not in _CHECKED:
         return _unchecked(call, window, caller, policy)
     ids = call.prompt_token_ids
     most = _cut(call, ids if ids is not None else prompt_bytes(call))
@@ -167,7 +174,7 @@ def _fitted(
     if room < 1:
         _too_long(call, demand, route, caller)
     if output is None:
-        output = room if _is_ours(window, route) else None
+        output = room if _is_ours(window, route, caller) else None
     elif output > room:
         if _states_output(call) and policy is OverflowPolicy.REJECT:
             _too_long(call, demand, route, caller)
@@ -207,21 +214,24 @@ def _widest(route: Route) -> Route:
 def is_engines_own(route: Route, caller: Caller) -> bool:
     """Whether the engine holds the window too, so that it may decide what is not sure."""
     window = window_of(route, caller)
-    return window is None or not _is_ours(window, route)
+    return window is None or not _is_ours(window, route, caller)
 
 
-def _is_ours(window: int, route: Route) -> bool:
-    """Whether a window is smaller than the engines' own, so that nobody but the gateway holds it."""
-    return route.engine_tokens is None or window < route.engine_tokens
+def _is_ours(window: int, route: Route, caller: Caller) -> bool:
+    """Whether a window is smaller than that of some engine, so that nobody but the gateway holds it there."""
+    if route.engine_tokens is None or window < route.engine_tokens:
+        return True
+    widest, engine = widest_of(route, caller), route.widest_engine_tokens
+    return widest is not None and engine is not None and widest < engine
 
 
-def _is_engines(call: Call, window: int, route: Route) -> bool:
+def _is_engines(call: Call, window: int, route: Route, caller: Caller) -> bool:
     """Whether the check is the engine's alone: it cuts, it knows its images, it has no window."""
-    if call.endpoint in _IN_CHUNKS and not _is_ours(window, route):
+    if call.endpoint in _IN_CHUNKS and not _is_ours(window, route, caller):
         return True
     measured = call.prompt_token_ids is not None or call.text_bytes is not None
     checkable = measured and not call.truncates_prompt
-    return call.endpoint not in _CHECKED or not (checkable or _is_ours(window, route))
+    return call.endpoint not in _CHECKED or not (checkable or _is_ours(window, route, caller))
 
 
 def _cut(call: Call, prompt_tokens: int) -> int:

@@ -6,6 +6,7 @@ It is the configured one, or that of the model which the gateway launches from a
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -278,4 +279,6 @@ def _model_folder(launch: LaunchConfig) -> Path | None:
         return None
     named = model_of(launch)
     folder = Path(named) if named is not None else None
-    return folder if folder is not None and (folder / "tokenizer.json").is_file() else None
+    # Not `Path.is_file`: before Python 3.14 it raises where this user may not look.
+    is_here = folder is not None and os.path.isfile(folder / "tokenizer.json")
+    return folder if is_here else None

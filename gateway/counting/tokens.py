@@ -262,8 +262,8 @@ class BackendCounter:
         status, reply = await self.asker.post(path, body, timeout_s=self._deadline_s)
         if lacks_endpoint(status, reply):
             self._absent_until[path] = time.monotonic() + ABSENT_S
-        if status == 503:
-            raise TimeoutError(f"{path} was answered with 503: it has no time")
+        elif status in (502, 503, 504):
+            raise TimeoutError(f"{path} was answered with {status}: another may tell")
         if status != 200:
             return None
         if of_messages:

@@ -48,7 +48,7 @@ from gateway.ingress.downstream import Downstream
 from gateway.ingress.drain import shutting_down
 from gateway.ingress.early import Early
 from gateway.ingress.heads import header_lines
-from gateway.ingress.leaving import let_go, taken_ahead, what_runs
+from gateway.ingress.leaving import bar_another, let_go, taken_ahead, what_runs
 from gateway.ingress.measuring import UNMEASURED, Measuring
 from gateway.ingress.outgoing import outgoing
 from gateway.ingress.passing import Passing
@@ -203,6 +203,7 @@ class Handler:
         put_back = as_of_own_pool(record)
         taken = give_back(self.limiter, record)
         for route in stand_ins(cause, ask, pool, catalog):
+            self.retrying.give_back(down)  # no attempt of the pool before is under way
             record.pool, record.adapter = route.pool, route.adapter
             record.fallback = Fallback(asked.pool, cause)
             other = Ask(route, down.asked or ask.call, UNMEASURED, ask.caller, session=ask.session)
@@ -246,6 +247,8 @@ class Handler:
                 backend = self.table.get(slot.backend_id)
                 fresh = False
                 while backend is not None:  # else a reload took it away while this request waited
+                    if down.trailed is not None and bar_another(ask, down.trailed, backend):
+                        break
                     record.attempts += 1
                     record.backend_id = backend.id
                     record.engine_id = plain_id() if backend.plain else engine_id()

@@ -142,6 +142,14 @@ def pass_over(ask: Ask, stream: TrailedStream, backends: Sequence[Backend]) -> b
     return bool(unable)
 
 
+def bar_another(ask: Ask, stream: TrailedStream, backend: Backend) -> bool:
+    """Bar a backend that has become another model while the rest of a stream waited for it; return whether it has."""
+    if not (stream.went_on and runs_another(backend, ask)):
+        return False
+    _bar(ask, backend)
+    return True
+
+
 def _bar(ask: Ask, backend: Backend) -> None:
     """Bar a backend, even if it comes back while the ask waits."""
     ask.tried[backend.id] = math.inf

@@ -149,9 +149,7 @@ class Passing:
         try:
             error = await relay.run()
         except asyncio.CancelledError:
-            # SDKs close at the stream's last frame, and do not wait for the end of the body.
-            if down.gone and watch.ended and watch.complete:
-                record.status, record.outcome = reply.status, Outcome.OK
+            self._left(down, watch, reply, backend, slot)
             raise
         finally:
             if departure is not None:
@@ -195,6 +193,15 @@ class Passing:
         leaves = self.departing.leaving.leaves
         relay.leaves = partial(leaves, ask, trailed, backend, after_s, relay.silence)
         return None
+
+    def _left(
+        self, down: Downstream, watch: Watch, reply: Reply, backend: Backend, slot: Slot
+    ) -> None:  # fmt: skip
+        """Note a stream whose client left at its end: SDKs close at the last frame, and wait for no end of the body."""
+        if down.record is not None and down.gone and watch.ended and watch.complete:
+            down.record.status, down.record.outcome = reply.status, Outcome.OK
+            if backend.health.traffic_failures:
+                self.answered(backend, slot, reply.status)
 
     def answered(self, backend: Backend, slot: Slot, status: int) -> None:
         """Note what a reply that came to its end tells of its backend; a 4xx tells nothing."""

@@ -71,7 +71,7 @@ def why_unwritable(folder: Path) -> str:
             with tempfile.TemporaryFile(dir=each):
                 return ""
         except OSError as error:
-            if each.exists() or not isinstance(error, FileNotFoundError):
+            if not isinstance(error, FileNotFoundError) or each.exists():
                 return f"{each}: {error.strerror}"
     return ""
 

@@ -163,6 +163,8 @@ class DockerLauncher:
             said = str(_mapping(await _body(reply), self.socket).get("message", ""))
         except LaunchError:
             said = ""
+        if reply.status_code == httpx2.codes.BAD_REQUEST:
+            self._prefix = ""  # the daemon may be another version by now: ask again
         raise LaunchError(
             f"Docker refused ({reply.status_code}) the request for {self._who}:"
             f" {said[:300] or 'no reason given'}",

@@ -79,10 +79,10 @@ class SystemdLauncher:
             f" (`systemctl edit {self._name}`), then `systemctl daemon-reload`"
         )
         shown = await self._unit.properties(max_age_s=0)
-        if shown["ActiveState"] == "failed":
-            await self._unit.reset_failed()  # its start limit might refuse the restart
         seen = _seen(shown)
         check_order(self._name, seen, expected)
+        if shown["ActiveState"] == "failed":
+            await self._unit.reset_failed()  # its start limit might refuse the restart
         job = await self._unit.begin("Restart")
         return await self._changed(job, seen.incarnation, grace_s)
 

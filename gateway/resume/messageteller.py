@@ -95,7 +95,7 @@ class MessageTeller:
                 self._begin(event.message)
             case "content_block_start" if not self._block and event.index == 0:
                 self._block = field_of(event.content_block, "type")
-                if self._block not in _TEXTS:
+                if not isinstance(self._block, str) or self._block not in _TEXTS:
                     raise Strange
             case "content_block_delta" if self._block:
                 text = field_of(event.delta, self._block)

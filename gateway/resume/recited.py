@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from gateway.core.endings import Barrier
-from gateway.core.types import Call, Usage, UsageSource
+from gateway.core.types import Call, Demand, Usage, UsageSource
 from gateway.resume.completion import as_chat
 from gateway.resume.reasoning import OPENING_TOKENS
 from gateway.resume.recital import ABORTED, Recital
@@ -124,6 +124,13 @@ class RecitedStream(TrailedStream):
     def thinks(self) -> bool:
         """Whether what was shown is a thought: its prompt has to open one."""
         return self.trail.thinks
+
+    def rest(self, *, moved: bool = False) -> tuple[Call, Demand] | None:
+        """See `TrailedStream`; the end that the last backend gave its text is none."""
+        rest = super().rest(moved=moved)
+        if rest is not None:
+            self._held_end = b""
+        return rest
 
     def offer(self, tools: dict[str, msgspec.Raw] | None) -> bool:
         """Have the backend that goes on offer these tools, as a chat has them; None: a chat's form is not known.

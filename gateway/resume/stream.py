@@ -230,7 +230,7 @@ class TrailedStream(StreamWatch):
         self._failures += not moved
         self.resumable = self._failures < _MOST_FAILURES
         self._partial = self._carry = b""
-        self.cut = self.fault = None
+        self.cut = self.fault = self.usage = None  # what the last one counted is a part of it
         self.failed = self._in_step = self.ended = self._aborted = self._summed_up = False
         return rest
 

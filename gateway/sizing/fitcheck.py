@@ -6,6 +6,7 @@ from the driver (the extra `nvidia`). A warning names each backend that is not j
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -105,9 +106,16 @@ def _remarks(path: KeyPath, name: str, found: Fit) -> Iterator[Remark]:
             path,
             "fits-tightly",
             f"{name}: it fits only if the estimates (everything except the KV cache) are right",
-            f"a window of {found.surely_longest} tokens fits in any case",
+            _sure_way(found),
             Severity.WARNING,
         )
+
+
+def _sure_way(found: Fit) -> str:
+    plan = found.plan
+    if not found.surely_longest or plan.kv_cache_memory_bytes or plan.num_gpu_blocks:
+        return ""  # no shorter window helps
+    return f"a window of {found.surely_longest} tokens fits in any case"
 
 
 def _too_large(found: Fit) -> str:
@@ -138,4 +146,4 @@ def _way(way: Way) -> str:
 def _model_folder(launch: LaunchConfig) -> Path | None:
     """Return the local folder of a launched backend's model; None where it is a name on a hub."""
     named = model_of(launch)
-    return Path(named) if named is not None and Path(named).is_dir() else None
+    return Path(named) if named is not None and os.path.isdir(named) else None

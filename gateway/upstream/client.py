@@ -246,6 +246,7 @@ class BackendConnections:
 
     def _on_closed(self, connection: Connection) -> None:
         self.busy.discard(connection)
+        self._freed_at = max(self._freed_at, connection.idle_since)
         if connection.spoke_unasked:
             self.distrust()
 

@@ -298,7 +298,7 @@ class Connection(Reading, asyncio.Protocol):
         transport = self._transport
         if transport is None:
             return
-        self._used = True
+        self._used, self.idle_since = True, self._now()
         if transport.get_write_buffer_size():
             self.state = CLOSED
             transport.abort()

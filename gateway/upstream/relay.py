@@ -307,8 +307,9 @@ class Relay:
             self._stop(error)
             return
         if error is not None and not self._begun:
-            in_order = isinstance(error, UpstreamError) and error.in_order
-            self._stop(_as_error(self.watch.fault, in_order=in_order))
+            if isinstance(error, UpstreamError):
+                error = _as_error(self.watch.fault, in_order=error.in_order)
+            self._stop(error)
             return
         if not self._begun and (refused := self._refuses(rest)) is not None:
             self._stop(refused)

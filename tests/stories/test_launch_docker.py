@@ -297,3 +297,17 @@ def test_docker_host_names_another_socket(monkeypatch, host, path):
         await launcher.close()
 
     uvloop.run(story())
+
+
+def test_a_daemon_of_another_version_is_asked_anew_which_one_it_speaks(tmp_path):
+    async def story():
+        engine = DockerEngine("1.43", "1.24")
+        engine.make("vllm-1")
+        async with docker(tmp_path, engine) as launcher:
+            seen = await launcher.look()
+            engine.newest, engine.oldest = "1.52", "1.44"  # it was upgraded
+            with pytest.raises(LaunchError):
+                await launcher.look()
+            assert await launcher.look() == seen
+
+    uvloop.run(story())

@@ -201,6 +201,18 @@ def test_a_failed_unit_is_reset_first_as_its_start_limit_would_refuse(tmp_path, 
     uvloop.run(story())
 
 
+def test_an_order_for_another_start_leaves_the_failure_of_this_one(tmp_path, monkeypatch):
+    async def story():
+        async with machine(tmp_path, monkeypatch) as (systemd, launcher):
+            systemd.ends(UNIT, status=1)
+            with pytest.raises(Superseded):
+                await launcher.restart("ff" * 16, grace_s=GRACE_S, changes=PLAIN)
+            assert "ResetFailedUnit" not in [call[0] for call in systemd.calls]
+            assert (await launcher.look()).state is Runs.ENDED
+
+    uvloop.run(story())
+
+
 @pytest.mark.parametrize(
     ("result", "says", "obstacle"),
     [

@@ -126,3 +126,29 @@ async def test_a_long_reply_is_seen_to_be_worked_on_after_a_reload_took_its_back
             ]
 
         await world.until(lambda: not looks())
+
+
+@story
+async def test_a_rest_that_waited_goes_to_no_backend_that_became_another_revision_meanwhile():
+    pools = (
+        'pools: {m: {backends: [{name: a, url: "<0>", revision: v1, max_in_flight: 1}, '
+        '{name: b, url: "<1>", revision: v1, max_in_flight: 1}]}}'
+    )
+    async with gateway(SLOW, SLOW, pools=pools, access=True) as world:
+        first, second = world.sims
+        table = world.process.table
+        table.order("m/b", Order.CORDON)
+        sent = start(world.chat(max_tokens=60, stream=True, temperature=0), name="stream")
+        await world.until(lambda: any(each.tokens_emitted for each in first.requests))
+        table.order("m/b", Order.RESUME)
+        other = start(world.chat(max_tokens=40, stream=True), name="other")
+        await world.until(lambda: any(each.tokens_emitted for each in second.requests))
+        await first.stop()
+        await world.until(lambda: world.process.handler.gate.queued("m"))
+        one = f'"{second.url}", revision: v1'
+        world.path.write_text(world.path.read_text().replace(one, one.replace("v1", "v2")))
+        assert (await reload(world.process)).done
+        await asyncio.wait([sent, other])
+        assert len(second.received("/v1/chat/completions")) == 1
+        broken = next(each for each in world.access_lines() if each["outcome"] != "ok")
+        assert (broken["outcome"], broken["revision"]) == ("stream_broken", "v1")

@@ -442,3 +442,24 @@ def test_anthropic_clients_find_their_own_words():
     )
     message = words(Endpoint.MESSAGES, 32000, 2048).message
     assert "input length and `max_tokens` exceed context limit: 32000 + 2048 > 32768" in message
+
+
+# --- backends of several windows, and a smaller one of a key or a pool ------------------------------
+
+
+@pytest.mark.parametrize(
+    ("route", "caller"),
+    [
+        (windows(8192, 8192, 32_768, 32_768), limited(max_context_tokens=16_384)),
+        (windows(8192, 8192, 16_384, 32_768), CALLER),
+    ],
+    ids=["key", "pool"],
+)
+def test_a_window_between_those_of_the_engines_holds_at_the_larger_one(route, caller):
+    short = parsed(b"/v1/chat/completions", messages=[{"role": "user", "content": "hello"}])
+    found = settle(short, 2000, route=route, caller=caller, policy=REJECT)
+    assert found.max_new_tokens == 8192 - 2000  # fits wherever it goes
+    long = parsed(b"/v1/chat/completions", messages=[{"role": "user", "content": "word " * 40_000}])
+    with pytest.raises(ContextLengthExceeded):
+        unsettled(long, route=route, caller=caller, policy=REJECT)
+    assert bound(long, route=route, caller=caller) is None  # it is counted

@@ -7,8 +7,9 @@ import pathlib
 import pytest
 
 from gateway.config.load import check_text
+from gateway.config.supervision import LaunchConfig
 from gateway.core.types import Route, ServedModel
-from gateway.counting.counters import PromptCounters
+from gateway.counting.counters import PromptCounters, _model_folder
 from gateway.counting.tokens import SLICE_CHARS
 from gateway.pools.table import Backend
 from gateway.wire.calls import ENDPOINTS, parse_call
@@ -135,3 +136,9 @@ def test_a_broken_tokenizer_of_a_launched_model_is_told_once_and_stops_nothing(
 
 def test_a_configured_tokenizer_comes_first(folder):  # noqa: F811
     assert count(launched("vllm", "serve", "other/one"), tokenizer=str(folder)) == 4
+
+
+def test_a_model_that_may_not_be_looked_at_has_no_folder_here():
+    unreadable = "/" + 300 * "x"  # `Path.is_file` raises, as it does in a folder of another user
+    launch = LaunchConfig.model_validate({"command": ["vllm", "serve", unreadable], "port": 8001})
+    assert _model_folder(launch) is None

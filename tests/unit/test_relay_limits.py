@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from gateway.core.aio import start
+from gateway.core.errors import ReplyTooLarge
 from gateway.core.types import Dialect
 from gateway.upstream.relay import Relay
 from gateway.upstream.reply import Reply
@@ -66,3 +67,17 @@ def test_a_reply_that_is_too_large_ends(by_chunk):
         return count, running.done()
 
     assert asyncio.run(reads()) == (14, True)
+
+
+def test_a_reply_that_is_too_large_in_one_read_is_no_failure_of_its_backend():
+    async def read():
+        backend = Backend()
+        head = {b"content-type": b"application/json", b"content-length": b"300000"}
+        watch = PlainWatch(Dialect.PLAIN, most_bytes=200_000)
+        relay = Relay(Reply(200, head, None, backend), watch, Client(), 0.0)
+        running = start(relay.run(), name="relay")
+        await asyncio.sleep(0)
+        relay.on_end(b"x" * 300_000)
+        return await running
+
+    assert isinstance(asyncio.run(read()), ReplyTooLarge)

@@ -920,3 +920,15 @@ def test_a_chunk_of_a_completion_is_told_as_one_of_a_chat():
 )
 def test_what_is_no_chunk_is_left_as_it_is(frame):
     assert as_chat(frame) == frame
+
+
+def test_what_the_backend_before_counted_is_not_the_usage_of_the_whole():
+    watch = begun(frame("a", [4]), frame("b", [5]), asked=structs.replace(call(), wants_usage=True))
+    usage = b'"usage":{"prompt_tokens":3,"total_tokens":5,"completion_tokens":2}'
+    watch.feed(b'data: {"id":"a-1","choices":[],%b}\n\ndata: [DONE]\n\n' % usage)
+    assert watch.rest() is not None
+    watch.feed(role([1, 2, 3, 4, 5]))
+    for number in range(50):
+        watch.feed(frame("x", [6 + number]))
+    watch.broken(FAULT)
+    assert watch.usage is None or watch.usage.completion_tokens > 50

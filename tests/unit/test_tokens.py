@@ -418,7 +418,14 @@ def test_a_backend_that_does_not_tell_leaves_it_to_the_engine(path, status, cont
 
 
 @pytest.mark.parametrize(
-    ("status", "content"), [(503, b""), (200, ConnectionRefusedError()), (200, TimeoutError())]
+    ("status", "content"),
+    [
+        (502, b""),
+        (503, b""),
+        (504, b""),
+        (200, ConnectionRefusedError()),
+        (200, TimeoutError()),
+    ],
 )
 @pytest.mark.parametrize("path", [CHAT, b"/v1/messages"])
 def test_a_backend_that_has_no_time_or_is_not_there_may_tell_later(path, status, content):

@@ -35,6 +35,8 @@ ADVISORIES: Final = (
     ((0,), (0, 31, 0), "GHSA-6cxc-2vcg-w5qc", "tokens that one request allows hold for another"),
 )  # fmt: skip
 
+_UNRELEASED: Final = (0, 1)  # a build from source: its version says nothing
+
 
 def open_in(version: str) -> list[str]:
     """Return the advisories that a version of vLLM has open, the newest last; nothing of an unknown version."""
@@ -42,6 +44,8 @@ def open_in(version: str) -> list[str]:
     if found is None:
         return []
     numbers = tuple(int(part) for part in found[1].split("."))
+    if numbers[:2] == _UNRELEASED:
+        return []
     return [
         f"{name} ({what})" for since, mended, name, what in ADVISORIES if since <= numbers < mended
     ]

@@ -85,6 +85,8 @@ def _same(one: str, other: str) -> bool:
                 return "127.0.0.1:" + text.removeprefix(each)
         return text
 
+    if other.startswith(("0.0.0.0:", "[::]:")):  # every address of its machine
+        return one.rpartition(":")[2] == other.rpartition(":")[2]
     return plain(one) == plain(other)
 
 

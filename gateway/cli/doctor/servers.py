@@ -14,6 +14,7 @@ from gateway.cli.doctor.cached import cache_findings
 from gateway.cli.doctor.clocks import of_date, redis_clock
 from gateway.cli.doctor.findings import Finding, ok
 from gateway.cli.preflight import backends_of
+from gateway.config.flags import merged
 from gateway.config.models import BackendConfig, Config
 from gateway.pools.backend import Backend
 from gateway.pools.unanswered import in_words
@@ -58,6 +59,7 @@ async def _look(backend: Backend, *, launched: bool) -> list[Finding]:
         version = parse_version(await pages.get("/version", timeout_s=_TIMEOUT_S))
         metrics = await pages.get("/metrics", timeout_s=_TIMEOUT_S)
         date = await pages.date("/health", timeout_s=_TIMEOUT_S)
+        clock = [*of_date(date, backend.id, "note", _APART)]  # now: what follows may take long
         cached = [] if launched else await cache_findings(backend.id, pages)
     except FetchError as error:
         return [
@@ -72,7 +74,7 @@ async def _look(backend: Backend, *, launched: bool) -> list[Finding]:
     return [
         *version_findings(backend.id, version or ""),
         *metrics_findings(backend.id, metrics),
-        *of_date(date, backend.id, "note", _APART),
+        *clock,
         *cached,
     ]
 
@@ -107,16 +109,17 @@ def flag_findings(backend: str, config: BackendConfig) -> Iterator[Finding]:
     launch = config.launch
     if launch is None:
         return
-    given = {f"--{name}".lower() for name in launch.args}
     words = shlex.join(launch.command).replace("_", "-").lower().split()
-    given |= {word.split("=", 1)[0] for word in words if word.startswith("--")}
-    given = {name.replace("_", "-") for name in given}
-    if "--disable-log-stats" in given:
+    given = {word.split("=", 1)[0].removeprefix("--") for word in words if word.startswith("--")}
+    stated = {name.lower(): value for name, value in merged(launch.args).items()}
+    given -= {name for name, value in stated.items() if value is None or value is False}
+    given |= {name for name, value in stated.items() if value is not None and value is not False}
+    if "disable-log-stats" in given:
         yield Finding(
             verdict="wrong", about="log_stats", told=f"{backend} is started without metrics of its load",
             change="remove --disable-log-stats from its `launch`",
         )  # fmt: skip
-    if "--enable-prompt-tokens-details" not in given:
+    if "enable-prompt-tokens-details" not in given:
         yield Finding(
             verdict="note", about="prompt_tokens_details",
             told=f"{backend} does not tell how many prompt tokens were cached, so usage and routing only guess",
