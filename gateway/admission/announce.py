@@ -10,9 +10,8 @@ from gateway.admission.queue import FairQueue
 from gateway.admission.waiting import Waiting
 
 _EVERY_S: Final = 2.0  # often enough to look alive, rarer than any idle time-out on the way
-_AT_ONCE: Final = (
-    64  # per tick: a position costs up to 70 us. So of 1,024 who wait each is told every 8 s
-)
+# Per tick: a position costs up to 70 us. So of 1,024 who wait each is told every 8 s.
+_AT_ONCE: Final = 64
 
 
 def announce(queue: FairQueue, forecast: Forecast, now: float) -> None:

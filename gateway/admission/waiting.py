@@ -60,9 +60,7 @@ class Waiting:
     tenant: str = field(init=False)
     priority: int = field(init=False)  # the higher goes first
     cost_tokens: int = field(init=False)  # what it will take of a backend; 1 at least
-    returned: bool = field(
-        init=False
-    )  # as it was told when it was refused; or it had a place before
+    returned: bool = field(init=False)  # as it was told, or it had a place before
     kind: tuple[object, ...] = field(init=False)  # which backends could take it, but for its size
     alike: tuple[object, ...] = field(init=False)  # the same: they differ only in size and prompt
     awaits: str | None = field(default=None, init=False)  # the backend, as of the last look at it

@@ -62,9 +62,7 @@ class Levels:
     """The levels of each store, by amount and period, and its leases of running requests."""
 
     amounts: OrderedDict[_Place, Level] = field(default_factory=OrderedDict)
-    raised: set[_Place] = field(
-        default_factory=set
-    )  # days and months that hold what was spent before
+    raised: set[_Place] = field(default_factory=set)  # days and months with what was spent before
     # By store and lease: until when it counts. The oldest come first.
     running: dict[str, dict[str, float]] = field(default_factory=dict)
 

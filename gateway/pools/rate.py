@@ -20,9 +20,7 @@ class Rate:
     double the best.
     """
 
-    telling_tokens: int = (
-        0  # a measurement of fewer tokens is mostly of what each takes, and no sign of slowness
-    )
+    telling_tokens: int = 0  # fewer tell nothing of slowness: most of their time is not theirs
     _best: float = 0.0
     _at: float = 0.0
 

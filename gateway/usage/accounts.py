@@ -31,9 +31,7 @@ from gateway.usage.telling import Telling
 log = logging.getLogger("gateway.usage")
 
 _EVERY_S: Final = 1.0
-_LEARN_TURNS: Final = (
-    30  # a process that leaves, after an upgrade, writes what its last requests used
-)
+_LEARN_TURNS: Final = 30  # after an upgrade, the process that leaves writes what it still uses
 _MOST_WAITING: Final = 65_536  # entries, while the disk takes none
 _MOST_TENANTS: Final = 1000  # that have metrics of their own
 _MOST_PLACES: Final = 100_000  # in memory; about 300 bytes each
