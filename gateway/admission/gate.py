@@ -288,19 +288,20 @@ class Gate:
         if (starting_up := awaits(self._backends(ask), ask)) and eta_s is None:
             eta_s = 0.0  # nothing is known of the drain; its start is what it waits for
         decision.eta_s = None if eta_s is None or room_s is None else eta_s + room_s
-        overloaded = kept_for_others((each.id for each in self._backends(ask)), why)
         if lost and not starting_up:
             refusal = no_backend(ask, why, self._rng)
         elif starting_up and room_s is not None and room_s > wait_s:
             decision.starts_too_late = True
             refusal = starting(ask, room_s, wait_s, self._rng)
         elif wait_s <= 0:
-            refusal = no_room(ask, overloaded, forecast.retry_after_s(ask))
+            refusal = no_room(ask, self._kept_from(ask, why), forecast.retry_after_s(ask))
         elif not starting_up and eta_s is not None and eta_s > line.doubt(waiting) * wait_s:
-            refusal = too_late(ask, overloaded, eta_s, wait_s, forecast.retry_after_s(ask))
+            again_s = forecast.retry_after_s(ask)
+            refusal = too_late(ask, self._kept_from(ask, why), eta_s, wait_s, again_s)
         elif (full := queue.full(waiting)) is not None:
             again_s = forecast.retry_after_s(ask)
-            refusal = queue_full(ask, full, queue, overloaded, waiting.body_bytes, again_s)
+            kept = self._kept_from(ask, why)
+            refusal = queue_full(ask, full, queue, kept, waiting.body_bytes, again_s)
         elif len(queue.tenants) <= _TENANTS_COUNTED:
             decision.position = queue.ahead(waiting).requests + 1
         if refusal is not None:
@@ -315,6 +316,9 @@ class Gate:
         choice, at = self._finder.explain(ask, now), (now, self._clock.wall())
         decision = decide(request_id, ask, backends, choice, pool=pool, at=at, wait_s=wait_s)
         return decision, choice.excluded
+
+    def _kept_from(self, ask: Ask, why: Mapping[str, Exclusion]) -> Mapping[str, Exclusion]:
+        return kept_for_others((each.id for each in self._backends(ask)), why)
 
     def _backends(self, ask: Ask) -> Sequence[Backend]:
         return self._table.backends(ask.route.pool)

@@ -15,7 +15,7 @@ from gateway.ops.backendproblems import (
     state_and_cause,
     state_problem,
 )
-from gateway.ops.problems import Problem, count, sentence
+from gateway.ops.problems import MOST_ALIKE, Problem, count, sentence
 from gateway.ops.recent import Failing, Lately
 from gateway.ops.states import BACKENDS_WORST_FIRST, SERVING
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from gateway.ops.overview import BackendOverview, PoolOverview
 
 _NAMED: Final = 3  # backends of a pool that a sentence names; the rest are counted
-_MOST_ALIKE: Final = 4  # backends of a pool in the same state that are told one by one
 _SOME_ERRORS: Final = 3
 _ERROR_SHARE: Final = 0.02
 _SHED_S: Final = 60.0
@@ -299,7 +298,7 @@ def _backends(
         if found is not None:
             by_kind.setdefault((backend["state"], found.kind), []).append((backend, found))
     for alike in by_kind.values():
-        if len(alike) > _MOST_ALIKE:
+        if len(alike) > MOST_ALIKE:
             since = min(problem.since or now for _, problem in alike)
             first = replace(alike[0][1], since=since)
             yield _many(pool, [backend for backend, _ in alike], first)

@@ -331,9 +331,7 @@ class PoolTable:
         if was is not None and state.ejection is None and state.phase in SERVING:
             backend.limit.trusted_again(at)
             backend.tally.forget(at)
-        if (
-            before is Phase.DOWN
-        ):  # how slow it was when it stood still, and what failed, says nothing
+        if before is Phase.DOWN:  # how slow it was then, and what failed, says nothing
             backend.speed = Speed()
             backend.tally.forget(at)
         transition = Transition(backend.id, before, state.phase, state.reason, state.detail, at)

@@ -6,9 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-_RELEASE: Final = re.compile(
-    r"(\d+)\.(\d+)"
-)  # what comes behind it, as in 0.33.0rc1, changes nothing
+_RELEASE: Final = re.compile(r"(\d+)\.(\d+)")  # what follows, as in 0.33.0rc1, changes nothing
 
 # What a text-generating vLLM with scoring and audio would serve; a real one serves fewer, by model.
 PATHS: Final = (

@@ -165,7 +165,7 @@ class Accounts:
         self._turns += 1
 
     async def _learn(self, journal: UsageJournal) -> None:
-        """Count what other processes of this state folder used meanwhile, for a limit that asks for the first time."""
+        """Count what other processes of this state folder used meanwhile: for new limits, and for all now and then."""
         try:
             found = await asyncio.to_thread(lambda: summed(journal.unread()))
         except OSError:

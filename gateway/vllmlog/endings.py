@@ -216,17 +216,14 @@ def no_failure(start: Start, exit_code: int | None = None) -> Diagnosis:
         how = f"{how} Its last words are that its workers do not answer: it may hang."
     line = start.lines[next(at for at in proofs if at is not None)]
     raised = start.stopped is None and start.raised and start.idle_after(max(start.raised))
+    sure = Confidence.MEDIUM if raised else Confidence.HIGH
     return Diagnosis(
         Kind.HEALTHY,
         When.SERVING if serving else When.STARTUP,
         how,
         *proof(line.raw, line.number),
         restart_helps=False,
-        confidence=Confidence.LOW
-        if waits or ended
-        else Confidence.MEDIUM
-        if raised
-        else Confidence.HIGH,
+        confidence=Confidence.LOW if waits or ended else sure,
         look_at="whether vllm:generation_tokens_total moves" if waits else "",
     )
 

@@ -55,9 +55,7 @@ class Watchers:
             # After a reload the id may stand for another server than the one that was asked.
             if self.table.get(backend.id) is backend:
                 self.table.observe(backend.id, observation)
-            elif isinstance(
-                observation, Scraped
-            ):  # what it still carries is to see that its engine works
+            elif isinstance(observation, Scraped):  # it may carry requests still
                 backend.scraped(observation.sample)
 
         with closing(Pages(backend)) as pages:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.core.aio import start
 from gateway.core.limits import KeyLimits
 from gateway.core.types import Phase
 from gateway.pools.health import Order
@@ -655,3 +656,19 @@ async def test_a_client_that_leaves_as_it_waits_for_the_other_pool_was_at_none_o
         (line,) = [each for each in world.access_lines() if each["id"] == "left"]
         assert (line["outcome"], line["attempts"]) == ("client_gone", 1)
         assert (line["pool"], line["backend"]) == ("small", None)
+
+
+@story
+async def test_who_fell_back_keeps_no_part_of_its_own_pools_budget_of_retries():
+    big = SimConfig(model="big", speed=0)
+    small = SimConfig(model="small", decode_step_s=0.03)
+    pools = "pools: {big: {fallback: {overload: small}, backends: [<0>, <1>]}, small: {backends: [<2>]}}"
+    async with gateway(big, big, small, pools=pools) as world:
+        for each in world.sims[:2]:
+            each.inject("admission_503")
+        sent = [start(world.chat(model="big", max_tokens=100), name="chat") for _ in range(3)]
+        backend = world.process.table.get("small/b1")
+        await world.until(lambda: backend.in_flight == 3)
+        await world.chat(model="big", max_tokens=1)
+        assert 'next="over_budget"' not in await world.metrics()
+        await asyncio.wait(sent)

@@ -1010,3 +1010,29 @@ def test_an_image_has_no_ids():
 
 def test_no_text_has_no_tokens():
     assert asyncio.run(tokens_of(Asker(), "m", text="")) == ([], [])
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_a_stream_that_its_first_backend_aborted_may_leave_the_next_one_too(path):
+    opening, frames, closing, prompt = written(path, ["On", "ce"], finish="abort")
+    watch = watch_of(path)
+    watch.feed(opening + b"".join(frames) + closing)
+    watch.offer({})
+    assert watch.ids_are(prompt, [8, 9], ["On", "ce"])
+    assert watch.rest() is not None
+    watch.feed(role([*prompt, 8, 9]))
+    watch.feed(frame(" up", [10]))
+    assert watch.could_leave
+
+
+@pytest.mark.parametrize("odd", [b"[1,2]", b'{"a":1}', b"7"])
+def test_a_block_of_no_known_type_ends_nothing_but_the_wish_to_go_on(odd):
+    path = next(each for each in ASKED if "messages" in str(each))
+    opening, frames, _, _ = written(path, ["On", "ce"])
+    watch = watch_of(path)
+    kind = b'"content_block":{"type":'
+    garbled = (opening + b"".join(frames)).replace(kind + b'"text"', kind + odd)
+    assert kind + odd in garbled
+    watch.feed(garbled)
+    watch.broken(FAULT)
+    assert watch.rest() is None
