@@ -499,3 +499,23 @@ def await_of(coroutine):
     except UpstreamError as error:
         return error
     raise AssertionError("it still waits")
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_whole_answer_is_a_sign_of_life_also_where_the_connection_closes_after_it(closes):
+    said = page(b"{}").replace(b"\r\n", b"\r\nconnection: close\r\n", 1) if closes else page(b"{}")
+
+    async def main():
+        async with Backend(said) as backend:
+            connections = BackendConnections(
+                table.Backend("m", "b1", f"http://127.0.0.1:{backend.port}", None), keep_alive_s=3
+            )
+            out = Outgoing(b"/v1/chat/completions", b"application/json", "an id", b"{}")
+            assert connections.waits().heard_at == -math.inf
+            asked_at = time.monotonic()
+            await connections.send(out, later(), fresh=True)
+            assert connections.idle == (not closes)
+            assert asked_at <= connections.waits().heard_at <= time.monotonic()
+            connections.close()
+
+    run(main())
