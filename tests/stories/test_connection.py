@@ -512,7 +512,7 @@ def test_a_whole_answer_is_a_sign_of_life_also_where_the_connection_closes_after
             )
             out = Outgoing(b"/v1/chat/completions", b"application/json", "an id", b"{}")
             assert connections.waits().heard_at == -math.inf
-            asked_at = time.monotonic()
+            asked_at = asyncio.get_running_loop().time()  # in whole milliseconds
             await connections.send(out, later(), fresh=True)
             assert connections.idle == (not closes)
             assert asked_at <= connections.waits().heard_at <= time.monotonic()
