@@ -83,17 +83,23 @@ class Outlet:
         while True:
             self._wake.wait()
             self._wake.clear()
-            while self._lines:
-                if not self._write_batch():
+            left = len(
+                self._lines
+            )  # what is put meanwhile waits for the next `wake`: under load some always is
+            while left > 0:
+                taken = self._write_batch()
+                if not taken:
                     return
+                left -= taken
 
-    def _write_batch(self) -> bool:
-        """Write up to the next mark; False once the end was reached."""
+    def _write_batch(self) -> int:
+        """Write up to the next mark; return how many pieces and marks were taken, 0 once the end was reached."""
         batch: list[bytes] = []
-        count = 0
+        count = taken = 0
         mark: tuple[bytes, int] | threading.Event | None = (b"", 0)
         while self._lines and count < _BATCH_LINES:
             mark = self._lines.popleft()
+            taken += 1
             if not isinstance(mark, tuple):
                 break
             batch.append(mark[0])
@@ -107,7 +113,7 @@ class Outlet:
                 self.dropped += min(count, lost.count(b"\n"))
         if isinstance(mark, threading.Event):
             mark.set()
-        return mark is not None
+        return 0 if mark is None else taken
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:

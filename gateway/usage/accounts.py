@@ -196,10 +196,13 @@ class Accounts:
             await self._write_all(journal)
 
     async def _write_all(self, journal: UsageJournal) -> None:
-        """Write all that waits. Cancel: a thread goes on; whoever writes next waits for it first."""
-        while self._waiting:
+        """Write all that waits now. Cancel: a thread goes on; whoever writes next waits for it first."""
+        left = len(
+            self._waiting
+        )  # what comes meanwhile is for the next turn: under load some always does
+        while left:
             if self._appending is None:
-                batch = [*islice(self._waiting, _MOST_WAITING)]
+                batch = [*islice(self._waiting, left)]
                 for n, each in enumerate(batch, journal.last + 1):
                     each.n = n
                 loop = asyncio.get_running_loop()
@@ -214,6 +217,7 @@ class Accounts:
                 return
             for _ in range(count):
                 self._waiting.popleft()
+            left -= count
             self._logged = False
 
     async def read(self, days: Sequence[str]) -> Used:

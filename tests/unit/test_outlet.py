@@ -1,5 +1,6 @@
 import json
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -45,6 +46,22 @@ def test_flush_returns_when_everything_before_it_is_written(pipe, outlet):
     outlet.put(b"a\n")
     assert outlet.flush()
     assert os.read(pipe["reader"], 100) == b"a\n"
+
+
+def test_what_comes_while_it_writes_waits_for_the_next_wake(pipe, outlet):
+    """Under load something always comes, and a thread that never rests costs the event loop its turns."""
+    long = b"x" * 200_000 + b"\n"  # more than a pipe holds: the thread is stuck now
+    outlet.put(long)
+    outlet.wake()
+    while outlet.waiting:
+        pass  # until the thread has taken it
+    outlet.put(b"later\n")
+    left = len(long)
+    while left:
+        left -= len(os.read(pipe["reader"], left))
+    assert select.select([pipe["reader"]], [], [], 0.2) == ([], [], [])
+    outlet.wake()
+    assert os.read(pipe["reader"], 100) == b"later\n"
 
 
 def test_a_reader_that_stopped_costs_lines_and_never_a_wait(pipe):

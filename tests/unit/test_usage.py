@@ -699,6 +699,28 @@ class SlowDisk(ThreadPoolExecutor):
         return super().submit(lambda: (time.sleep(0.05), work(*args))[1])
 
 
+def test_writing_the_ledger_ends_while_requests_keep_ending(tmp_path):
+    """What comes during a turn is for the next one: Redis and other limits would never be told under load."""
+
+    async def main():
+        accounts = Accounts(HeldClock(), None, tmp_path / "usage", 10**9, lambda *names: None)
+        await accounts.open()
+        accounts.posted([record("first")])
+
+        async def requests_end():
+            while True:
+                accounts.posted([record("more")])
+                await asyncio.sleep(0)
+
+        busy = start(requests_end(), name="load")
+        async with asyncio.timeout(20):
+            await accounts.turn()
+        busy.cancel()
+        await accounts.close()
+
+    asyncio.run(main())
+
+
 def test_who_is_cancelled_while_lines_are_written_has_none_written_twice(tmp_path):
     async def story():
         accounts = Accounts(HeldClock(), None, tmp_path / "usage", 10**6, lambda *names: None)
