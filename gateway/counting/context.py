@@ -194,15 +194,18 @@ def _unchecked(call: Call, window: int | None, caller: Caller, policy: OverflowP
 
 def window_of(route: Route, caller: Caller) -> int | None:
     """Return the smaller of the route's window and the caller's, in tokens; None while none is known."""
-    window, own = route.window_tokens, caller.max_context_tokens
-    if window is None or own is None:
-        return own if window is None else window
-    return min(window, own)
+    return _smaller(route.window_tokens, caller.max_context_tokens)
 
 
 def widest_of(route: Route, caller: Caller) -> int | None:
     """Return the most tokens that any of the backends takes of a caller; None while none is known."""
-    return window_of(_widest(route), caller)
+    return _smaller(route.widest_tokens, caller.max_context_tokens)
+
+
+def _smaller(window: int | None, own: int | None) -> int | None:
+    if window is None or own is None:
+        return own if window is None else window
+    return min(window, own)
 
 
 def _widest(route: Route) -> Route:
