@@ -90,8 +90,12 @@ class Traces:
             self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     async def _turn(self) -> None:
-        while self._waiting:
-            batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
+        left = len(
+            self._waiting
+        )  # what comes meanwhile is for the next turn: under load some always does
+        while left:
+            batch = [self._waiting.popleft() for _ in range(min(_BATCH, left))]
+            left -= len(batch)
             ahead_s = self._clock.wall() - self._clock.now()
             if not await asyncio.to_thread(self._send, batch, ahead_s):
                 self.lost += len(batch)

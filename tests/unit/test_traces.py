@@ -1,8 +1,11 @@
 """Where traces are sent, which trace a request belongs to, and how many may wait."""
 
+import asyncio
+
 import pytest
 
 from gateway.config.models import Config
+from gateway.core.aio import start
 from gateway.core.tracing import Trace
 from gateway.core.traffic import Waited
 from gateway.core.types import Outcome, RequestRecord, ShedReason
@@ -10,6 +13,7 @@ from gateway.ingress.heads import trace_parent
 from gateway.observe.otlp import MOST_WAITING, Traces
 from gateway.observe.spans import spans_of
 from tests.admindesk import HeldClock
+from tests.otlpreceiver import receiver
 
 PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -91,3 +95,24 @@ def test_what_waits_is_bounded_and_what_is_too_much_is_counted():
     traces.posted([record(number) for number in range(MOST_WAITING + 3)])
     traces.posted([record(1, sampled=False)])
     assert (len(traces._waiting), traces.lost) == (MOST_WAITING, 3)
+
+
+def test_a_turn_sends_what_waits_in_few_requests_while_more_comes():
+    """What comes meanwhile waits for the next turn: else a collector gets a request for each trace or two."""
+
+    async def main(url):
+        traces = Traces(url, {}, HeldClock())
+        traces.posted([record(0)])
+
+        async def requests_end():
+            while True:
+                traces.posted([record(1)])
+                await asyncio.sleep(0)
+
+        load = start(requests_end(), name="load")
+        await traces.close()
+        load.cancel()
+
+    with receiver() as got:
+        asyncio.run(main(got.url))
+    assert len(got.raw) == 1
