@@ -86,8 +86,11 @@ class Deadly:
             probed, why = each.health.probed_at >= failed.at, each.health.probe_failure
             if probed and why in DEAD and each.phase not in _NO_PROOF:
                 self.ended(each.id)
-            elif (probed and not why) or self.clock.now() - failed.at > _DIES_WITHIN_S:
+            elif probed and not why:
                 del self._failed[each.id]
+        # By its age alone: no probe tells of a server that a reload removed.
+        since = self.clock.now() - _DIES_WITHIN_S
+        self._failed = {key: each for key, each in self._failed.items() if each.at >= since}
 
     def deaths(self, name: str, path: str) -> list[Death]:
         """Return the deaths by loads of an adapter from a path, as far as they still count."""

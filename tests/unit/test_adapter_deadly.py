@@ -107,3 +107,16 @@ async def test_a_load_that_fails_on_a_server_that_is_back_has_not_ended_the_one_
     scene.deadly.look(scene.table.backends("m"))
     scene.deadly.failed("m/b1", "sql", "/sql")
     assert not scene.deadly.deaths("sql", "/sql")
+
+
+@held
+async def test_a_server_that_a_reload_removed_does_not_keep_others_from_loading_the_adapter(
+    tmp_path,
+):
+    scene = Scene(tmp_path)
+    scene.deadly.failed("m/b1", "sql", "/sql")
+    scene.house.reload(m=[{"url": "http://127.0.0.1:8002", "name": "b2"}])
+    scene.loop.at += 5.5
+    scene.deadly.look(scene.table.backends("m"))
+    assert not scene.deadly.undecided("sql")
+    assert not scene.deadly
