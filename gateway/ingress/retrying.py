@@ -307,11 +307,11 @@ class Retrying:
         elif not isinstance(error, StreamMoved):
             hard = known and is_hard(error.ending)
             self._ledger.upstream_failed(backend.id, error.ending, hard=hard)
-        if isinstance(error, AdapterLost) and known:
+        if isinstance(error, AdapterLost) and known and backend.health.models_known:
             left = tuple(each for each in backend.models.values() if each.name != ask.route.adapter)
             seen = ModelsSeen(now, left, backend.endpoints, backend.version)
             self._table.observe(backend.id, seen)
-            del ask.tried[backend.id]  # it is well, and may load it again
+            del ask.tried[backend.id]  # it is up, and may load it again
             self._gate.want(ask.route)
         if isinstance(error, BackendStopping):
             self._gate.want(ask.route, leaving=backend.id)

@@ -496,6 +496,25 @@ async def test_what_a_server_has_lost_is_had_from_another_or_loaded_again_before
 
 
 @story
+async def test_what_a_server_lost_before_it_went_down_tells_nothing_of_what_it_has_when_it_is_back():
+    both = replace(SIM, adapters=("sql", "fr"))
+    async with gateway(both, as_shipped=True) as world:
+        sim, backend = world.sims[0], world.process.table.get("m/b1")
+        sim.inject("hang_before_headers:300ms@1")
+        asked = start(world.chat("hello", model="sql", max_tokens=1), name="asked")
+        await world.until(lambda: backend.in_flight)
+        sim.state.loaded.clear()
+        sim.inject("unhealthy_then_ok:1000")
+        world.process.watchers.hurry("m/b1")
+        await world.until(lambda: backend.phase is Phase.DOWN)
+        await world.until(lambda: not backend.in_flight)
+        sim.clear()
+        await world.ready(1)
+        assert not backend.adapters
+        await asked
+
+
+@story
 async def test_orders_for_two_servers_that_have_an_adapter_in_different_places_hold_for_each():
     async with gateway(SIM, SIM, pools=pool("auto", 2)) as world:
         adapters, both = world.process.adapters, [{"x": "/disk/x"}, {"x": "/nfs/x"}]
