@@ -159,13 +159,13 @@ def _lora(page: _Page, state: SimState) -> None:
 
 def _cache_config(page: _Page, state: SimState) -> None:
     config = state.config
-    blocks = (1 if config.encoder_only else config.blocks) * config.dp  # summed over the engines
+    blocks = 1 if config.encoder_only else config.blocks
     labels = {
         "block_size": str(config.block_size),
         "cache_dtype": "auto",
         "enable_prefix_caching": "True",
         "gpu_memory_utilization": "0.92",
-        "num_gpu_blocks": str(blocks),
+        "num_gpu_blocks": str(blocks * config.dp),  # the only one that is summed over the engines
     }
     if not config.old_metrics:
         tokens = blocks * config.block_size

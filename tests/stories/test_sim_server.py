@@ -413,6 +413,9 @@ async def test_metrics_follow_the_engine(sim, http):
     async with SimServer(SimConfig(dp=2)) as two, client(two) as to_two:
         page = (await to_two.get("/metrics")).text
         assert 'vllm:num_requests_running{engine="1",model_name="sim"} 0.0' in page
+        assert (
+            page.count('kv_cache_size_tokens="65536"') == page.count('num_gpu_blocks="8192"') == 2
+        )
 
 
 @story
