@@ -22,7 +22,7 @@ from gateway.wire.kvevents import AllBlocksCleared, BlockHash, BlockRemoved, Blo
 # With blocks of 16 tokens a cache of four million tokens; some 80 MB.
 MOST_BLOCKS: Final = 1 << 18
 
-_MOST_EXPECTED: Final = 1 << 16  # blocks that were sent and not confirmed by an event yet
+_MOST_EXPECTED: Final = 1 << 15  # blocks that were sent and not confirmed by an event yet
 
 _DIGEST_BYTES: Final = 16
 _ROOT: Final = bytes(_DIGEST_BYTES)
@@ -78,7 +78,7 @@ class Mirror:
         self._group: int | None = None
         self._blocks: dict[BlockHash, _Block] = {}
         self._holders: dict[bytes, BlockHash] = {}  # by digest
-        self._expected: dict[bytes, None] = {}  # digests, the oldest first
+        self._expected: dict[bytes, None] = {}  # digests, those sent last at the end
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -107,13 +107,21 @@ class Mirror:
     # --- blocks that it will have soon ---
 
     def expect(self, digests: Iterable[bytes]) -> list[bytes]:
-        """Count blocks that were sent to the engine as cached, before its events confirm them; return the new ones."""
+        """Count blocks that were sent to the engine as cached, before its events confirm them; return the new ones.
+
+        An event tells nothing of a block whose parent is not known. So some are never confirmed, and those that
+        were sent last are kept: as many as the cache may hold, or up to twice as many.
+        """
         holders, expected = self._holders, self._expected
-        new = [each for each in digests if each not in holders and each not in expected]
-        expected.update(dict.fromkeys(new))
-        if len(self._expected) > _MOST_EXPECTED:
-            for digest in list(islice(self._expected, len(self._expected) - _MOST_EXPECTED // 2)):
-                del self._expected[digest]
+        unseen = [each for each in digests if each not in holders]
+        new = [each for each in unseen if each not in expected]
+        for digest in unseen:
+            expected.pop(digest, None)
+            expected[digest] = None
+        most = min(self.most_blocks, _MOST_EXPECTED)
+        if len(expected) > 2 * most:
+            for digest in list(islice(expected, len(expected) - most)):
+                del expected[digest]
         return new
 
     def expect_no_more(self, digests: Iterable[bytes]) -> None:

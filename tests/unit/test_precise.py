@@ -163,6 +163,25 @@ def test_what_is_expected_is_bounded():
     assert mirror.held([b"99 999"]) == 1
 
 
+def test_what_no_event_confirms_is_expected_no_longer_than_the_cache_could_hold_it():
+    told, before = Told(), TOKENS[: 2 * SIZE]
+    told.engine.read(
+        (before, None, None)
+    )  # while nobody listens: what follows these blocks is not known
+    follower = told.prefix_index.follower = Follower()
+    deliver(follower, told.engine, told.engine.read(([7] * 9, None, None)), replays=False)
+    told.prefix_index.scraped(400, None)
+    told.prefix_index.sent(prompt())
+    told.read()
+    assert told.tokens() == ALL
+    for number in range(100, 200):
+        other = [*before, *[number] * 33]
+        told.prefix_index.sent(prompt(other, key=number))
+        told.read(other)
+        assert told.tokens(other, key=number) == ALL
+    assert told.tokens() <= len(before)
+
+
 def test_the_sizes_of_blocks_are_those_of_engines_that_tell():
     told, silent = Told(), Told()
     told.read()
