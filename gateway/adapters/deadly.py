@@ -113,9 +113,9 @@ class Deadly:
         """Whether a server may have died a moment ago, of a load or of anything else."""
         return backend.id in self._failed or bool(backend.health.probe_failure)
 
-    def clear(self, name: str) -> None:
-        """Forget the deaths of an adapter."""
-        self.memory.forgive(self.pool, name)
+    def clear(self, name: str, until: float = math.inf) -> None:
+        """Forget the deaths of an adapter, those up to a moment by the wall clock."""
+        self.memory.forgive(self.pool, name, until)
 
 
 def barred(deaths: Collection[Death]) -> str:

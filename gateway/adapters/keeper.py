@@ -175,7 +175,7 @@ class PoolAdapters:
 
     def hear(self, elsewhere: Elsewhere) -> None:
         """Take in the messages of the others. Any gateway that plans may unload what another one loaded."""
-        self.known.elsewhere = elsewhere
+        self.known.hear(elsewhere, self._table.backends(self._pool))
         for each in self._serving():
             for name in elsewhere.loaded(each.id) & each.models.keys():
                 self.known.memory.note(each.id, name)

@@ -213,9 +213,7 @@ class Adapters:
         if dry_run:
             return self._effect(backend, name, order)
         self.memory.order(backend_id, name, order)
-        keeper.known.failures.pop((backend_id, name), None)  # it is tried at once
-        if order is not None and order.keep:
-            keeper.known.deadly.clear(name)
+        keeper.known.obey(backend_id, name, order)
         self._changed = True
         effect = self._effect(backend, name, order)
         if self._group is not None:

@@ -122,9 +122,13 @@ class Memory:
         del deaths[:-_DEATHS_KEPT]
         self._save()
 
-    def forgive(self, pool: str, name: str) -> None:
-        """Forget the deaths of an adapter."""
-        if self._kept.deaths.get(pool, {}).pop(name, None) is not None:
+    def forgive(self, pool: str, name: str, until: float) -> None:
+        """Forget the deaths of an adapter up to a moment by the wall clock."""
+        known = self._kept.deaths.get(pool, {}).pop(name, [])
+        left = [each for each in known if each.at > until]
+        if left:
+            self._kept.deaths[pool][name] = left
+        if left != known:
             self._save()
 
     def _save(self) -> None:

@@ -93,6 +93,21 @@ class Known:
         self.waits_since.pop(name, None)
         self.deadly.clear(name)
 
+    def hear(self, elsewhere: Elsewhere, backends: Collection[Backend]) -> None:
+        """Take in what other gateways tell; what operators ordered there holds here, too."""
+        before, self.elsewhere = self.elsewhere, elsewhere
+        for each in backends:
+            known = before.orders(each.id, {})
+            for name, order in elsewhere.orders(each.id, {}).items():
+                if order != known.get(name):
+                    self.obey(each.id, name, order)
+
+    def obey(self, backend_id: str, name: str, order: Order | None) -> None:
+        """Note an operator's new order: what has failed until then is tried at once."""
+        self.failures.pop((backend_id, name), None)
+        if order is not None and order.keep:
+            self.deadly.clear(name, order.at)
+
     def load_failed(self, backend_id: str, name: str) -> None:
         """Note a load that may have ended its server."""
         self.deadly.failed(backend_id, name, self.listed_paths.get(name, ""))

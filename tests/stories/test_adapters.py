@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from asyncio.subprocess import PIPE, STDOUT
 from dataclasses import replace
 from functools import partial
@@ -176,7 +177,7 @@ async def test_an_adapter_that_ends_servers_as_they_load_it_ends_two_and_no_thir
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "model_unavailable")
         assert sum(dead()) == 0
         # An operator says that it is well now.
-        world.process.adapters.order("m/b1", "deadly", Order(keep=True))
+        world.process.adapters.order("m/b1", "deadly", Order(keep=True, at=time.time()))
         await world.until(lambda: world.sims[0].state.dead)
 
 

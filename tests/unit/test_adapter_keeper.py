@@ -8,7 +8,7 @@ import pytest
 from gateway.adapters.elsewhere import Elsewhere, Placed, PoolTold
 from gateway.adapters.keeper import Done, PoolAdapters, Tools
 from gateway.adapters.keepers import Adapters, OrderRefused
-from gateway.adapters.memory import Memory, Order
+from gateway.adapters.memory import Death, Memory, Order
 from gateway.adapters.seen import Failure
 from gateway.adapters.together import Together
 from gateway.config.models import Config
@@ -614,6 +614,25 @@ async def is_told_of_anothers_order(folder):
 
 def test_an_order_that_another_gateway_was_given_is_told_of_here(tmp_path):
     is_told_of_anothers_order(tmp_path)
+
+
+@held
+async def obeys_anothers_order(folder, at, names):
+    """Have another gateway be ordered to load what has failed here for hours, and ended two servers 60 s ago."""
+    site = Site(folder)
+    known, wall = site.keeper.known, site.loop.wall()
+    known.failures["m/b1", "a"] = Failure(12, site.loop.time() + 600, "no such file")
+    for _ in range(2):
+        known.memory.died("m", "a", Death("m/b1", "/a", wall - 60))
+    order = Order(keep=True, at=wall + at)
+    site.keeper.hear(Elsewhere([PoolTold(orders={"m/b1": {"a": order}})]))
+    await site.turns(4 * LOAD_S, [])
+    assert [*site.names] == names
+
+
+def test_an_order_that_another_gateway_was_given_is_tried_at_once_here(tmp_path):
+    obeys_anothers_order(tmp_path / "since", -1.0, ["a"])
+    obeys_anothers_order(tmp_path / "before", -90.0, ["b"])  # it is what the servers died of
 
 
 @held
