@@ -60,6 +60,7 @@ class Known:
     sizes: Mapping[str, Size] = field(default_factory=dict)  # by path
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
     leaving: dict[str, float] = field(default_factory=dict)  # when each said that it shuts down
+    servers: Mapping[str, Backend] = field(default_factory=dict)  # as of the last look, by id
 
     def apply(self, settings: PoolConfig) -> None:
         """Apply new settings. A load that failed from another path than the new one may be tried at once."""
@@ -115,13 +116,18 @@ class Known:
     def forget(self, backends: Collection[Backend], now: float) -> None:
         """Forget unloads that model lists show by now, and refusals of servers that are gone.
 
-        A server that comes in their place may have the flags that were missing.
+        A server that comes in their place may have the flags that were missing. Of one that a reload replaced or
+        removed all failures are forgotten.
         """
         self.gone = {key: until for key, until in self.gone.items() if until > now}
+        before, self.servers = self.servers, {each.id: each for each in backends}
+        left = {key for key, each in before.items() if self.servers.get(key) is not each}
         away = {each.id for each in backends if not each.health.models_known}
-        refused = (key for key, failed in self.failures.items() if failed.refused)
-        for key in [key for key in refused if key[0] in away]:
-            del self.failures[key]
+        self.failures = {
+            key: failed
+            for key, failed in self.failures.items()
+            if key[0] not in left and not (failed.refused and key[0] in away)
+        }
 
     def orders(self, backend_id: str) -> Mapping[str, Order]:
         """Return the operators' orders for a backend, whichever gateway they were given to."""

@@ -198,6 +198,28 @@ def test_what_a_server_refused_is_tried_at_once_when_it_was_started_anew(tmp_pat
 
 
 @held
+async def gets_another_server(folder):
+    """Give the name of a server that fails to load an adapter for hours to another one."""
+    site = Site(folder, keeps=2)
+    site.slow.add("a")
+    site.keeper.known.failures["m/b1", "a"] = Failure(5_000, site.loop.time(), "it failed before")
+    await site.turns(4 * LOAD_S, ["a"])
+    assert site.keeper.done[Done.FAILED] == 1
+    backend = {"url": "http://127.0.0.1:8002", "max_cpu_loras": 2}
+    site.table.apply(Config.model_validate({"pools": {"m": {"backends": [backend]}}}).pools)
+    site.table.observe("m/b1", ModelsSeen(site.loop.time(), (BASE,), None, "0.32.0"))
+    site.table.observe("m/b1", ProbePassed(site.loop.time()))
+    site.slow.clear()
+    site.names.clear()
+    await site.turns(8 * LOAD_S, ["a"])
+    assert {*site.names} == {"a", "b"}
+
+
+def test_what_failed_on_a_server_is_tried_at_once_on_the_one_that_gets_its_name(tmp_path):
+    gets_another_server(tmp_path)
+
+
+@held
 async def obeys_at_once(folder):
     site = Site(folder)
     site.broken |= {"a", "b"}
