@@ -20,6 +20,7 @@ from gateway.adapters.weights import sizes
 from gateway.config.models import PoolConfig
 from gateway.core.aio import Clock, guarded, periodic
 from gateway.core.events import Event, EventKind, Events
+from gateway.core.exclusion import Exclusion
 from gateway.core.types import SERVING, Phase, Route
 from gateway.heal.orders import OrderRefused
 from gateway.pools.table import Backend, PoolTable
@@ -29,6 +30,11 @@ _EVERY_S: Final = 0.5
 _ENDS: Final = frozenset({EventKind.EXITED, EventKind.START_FAILED})
 # For the sizes of adapters: a file server that hangs must not hold up the rest.
 _MEASURED_S: Final = 2.0
+# Of several gateways only one loads and unloads; the others hear from it.
+_ELSEWHERE: Final[Mapping[Exclusion | None, str]] = {
+    Exclusion.ADAPTER_LOADING: "the gateway that places adapters is loading it",
+    Exclusion.ADAPTER_FAILED: "the gateway that places adapters could not load it; its own list says why",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +329,8 @@ class Adapters:
             if backend.phase is Phase.DOWN:
                 detail = "as last seen: the backend is down"
         else:
-            state, detail = "not_loaded", "not asked for there"
+            state = "not_loaded"
+            detail = _ELSEWHERE.get(backend.lacking.get(name), "not asked for there")
             if backend.phase not in SERVING:
                 detail = f"the backend is {backend.phase.value}"
             elif order is not None and not order.keep:

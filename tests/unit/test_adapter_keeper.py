@@ -639,6 +639,23 @@ def test_an_order_that_another_gateway_was_given_is_told_of_here(tmp_path):
 
 
 @held
+async def tells_what_another_does(folder):
+    site = Site(folder)
+    adapters = Adapters(site.table, site.loop, Events(), Memory(folder), lambda pool: frozenset())
+    adapters.apply(site.settings)
+    adapters.pools["m"].leads = False
+    placed = {"m/b1": Placed(lacking={"a": "adapter_failed", "b": "adapter_loading"})}
+    adapters.pools["m"].hear(Elsewhere([PoolTold(placed=placed)]))
+    found = {each.adapter: each.detail for each in adapters.statuses()}
+    assert "could not load it" in found["a"]
+    assert "is loading it" in found["b"]
+
+
+def test_what_another_gateway_loads_or_could_not_load_is_told_here(tmp_path):
+    tells_what_another_does(tmp_path)
+
+
+@held
 async def obeys_anothers_order(folder, at, names):
     """Have another gateway be ordered to load what has failed here for hours, and ended two servers 60 s ago."""
     site = Site(folder)
