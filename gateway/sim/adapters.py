@@ -35,6 +35,7 @@ async def order(path: str, body: dict[str, Any], state: SimState) -> str:
                 driver.freeze(frozen=False)
     if "deadly" in body["lora_path"]:
         state.die()
+    if state.dead:  # of this load, or of anything else meanwhile
         raise engine_dead()
     name = body["lora_name"]
     state.loaded[name] = body["lora_path"]

@@ -337,6 +337,19 @@ async def test_adapters_come_and_go(sim, http):
 
 
 @story
+async def test_a_load_fails_where_the_engine_dies_meanwhile(sim, http):
+    async with SimServer(SimConfig(adapter_load_s=0.1)) as slow, client(slow) as to_slow:
+        new = {"lora_name": "new", "lora_path": "/x"}
+        asked = to_slow.post("/v1/load_lora_adapter", json=new)
+        loading = asyncio.get_running_loop().create_task(asked)
+        while not slow.received("/v1/load_lora_adapter"):
+            await asyncio.sleep(0)
+        slow.state.die()
+        assert (await loading).status_code == 500
+        assert "new" not in slow.state.loaded
+
+
+@story
 async def test_it_wants_its_key_where_vllm_wants_it(sim, http):
     async with SimServer(SimConfig(api_key="k")) as locked, client(locked) as out:
         refused = await out.get("/v1/models")
