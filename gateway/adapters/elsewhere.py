@@ -40,6 +40,9 @@ class PoolTold(msgspec.Struct, frozen=True):
     loaded: dict[str, list[str]] = {}  # what gateways loaded, by backend
     orders: dict[str, dict[str, Order]] = {}  # operators', by backend and adapter
     placed: dict[str, Placed] | None = None  # by backend; None: another gateway places adapters
+    begun: dict[
+        str, dict[str, float]
+    ] = {}  # loads that may be under way, by backend: as in `Memory`
 
 
 class Elsewhere:
@@ -80,6 +83,14 @@ class Elsewhere:
     def loaded(self, backend_id: str) -> AbstractSet[str]:
         """Return the adapters that gateways loaded on a backend, as far as the others know."""
         return frozenset().union(*(each.loaded.get(backend_id, ()) for each in self._messages))
+
+    def begun(self, backend_id: str) -> Mapping[str, float]:
+        """Return which loads other gateways have begun on a backend, and when, by the wall clock."""
+        return {
+            name: at
+            for each in self._messages
+            for name, at in each.begun.get(backend_id, {}).items()
+        }
 
     def orders(self, backend_id: str, own: Mapping[str, Order]) -> Mapping[str, Order]:
         """Return operators' orders for a backend, this gateway's `own` among them; the latest one holds."""

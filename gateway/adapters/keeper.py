@@ -171,6 +171,7 @@ class PoolAdapters:
             {each.id: sorted(self.known.memory.loaded(each.id)) for each in members},
             {each.id: self.known.memory.orders(each.id) for each in members},
             placed if self.leads else None,
+            {each.id: {**self.known.memory.begun(each.id)} for each in members},
         )
 
     def hear(self, elsewhere: Elsewhere) -> None:

@@ -74,6 +74,17 @@ class Memory:
         self._kept.begun.setdefault(backend_id, {})[name] = at
         self._save()
 
+    def begun(self, backend_id: str) -> Mapping[str, float]:
+        """Return the loads that were begun on a backend and are not known to have succeeded, and since when."""
+        return self._kept.begun.get(backend_id, {})
+
+    def hear(self, backend_id: str, begun: Mapping[str, float], at: float) -> None:
+        """Remember the loads that other gateways began; they may end before these do."""
+        known = self.begun(backend_id)
+        for name, since in begun.items():
+            if name not in known and 0 <= at - since < _BEGUN_S:
+                self.begin(backend_id, name, since)
+
     def note(self, backend_id: str, name: str) -> None:
         """Remember that this gateway loaded an adapter."""
         names = self._kept.loaded.setdefault(backend_id, [])

@@ -97,7 +97,11 @@ class Known:
     def hear(self, elsewhere: Elsewhere, backends: Collection[Backend]) -> None:
         """Take in what other gateways tell; what operators ordered there holds here, too."""
         before, self.elsewhere = self.elsewhere, elsewhere
+        wall = self.deadly.clock.wall()
         for each in backends:
+            begun = elsewhere.begun(each.id).items()
+            unlisted = {name: since for name, since in begun if name not in each.models}
+            self.memory.hear(each.id, unlisted, wall)
             known = before.orders(each.id, {})
             for name, order in elsewhere.orders(each.id, {}).items():
                 if order != known.get(name):

@@ -416,6 +416,29 @@ def test_an_adapter_whose_load_ended_unseen_is_known_as_loaded_by_a_gateway(tmp_
 
 
 @held
+async def takes_over_from_one_that_loads(folder):
+    """Have the gateway that places adapters go for ever while a server loads one for it."""
+    site, loader = Site(folder / "here"), Site(folder / "there")
+    loader.keeper.want("a")
+    await passes(LOAD_S / 2)
+    site.keeper.leads = False
+    site.keeper.hear(Elsewhere([loader.keeper.tell()]))
+    site.keeper.hear(Elsewhere())
+    site.names["a"] = "/a"
+    listed = await Server(site.names).models()
+    site.table.observe("m/b1", ModelsSeen(site.loop.time(), listed, None, "0.32.0"))
+    site.keeper.leads = True
+    await site.turns(8 * LOAD_S, ["b"])
+    assert [*site.names] == ["b"]
+
+
+def test_what_was_being_loaded_by_a_gateway_that_died_is_unloaded_where_its_room_is_needed(
+    tmp_path,
+):
+    takes_over_from_one_that_loads(tmp_path)
+
+
+@held
 async def goes_on_behind_a_reload(folder, *, fails):
     """Change how a server is reached while it loads an adapter."""
     site = Site(folder)
