@@ -332,9 +332,9 @@ async def _pause(slot: Slot, seconds: float) -> None:
 
 
 def _known_by(down: Downstream, record: RequestRecord) -> bytes | None:
-    """Return what a request is known by: its body; or its id, if that is gone and others go on with its stream.
+    """Return what a request is known by: its body; if that is gone and others go on with its stream, an id.
 
-    An id does not tell that a request has come again.
+    That is the engine's, as clients give several requests one `x-request-id`. It does not tell that one comes again.
     """
     if down.kept is not None:
         return down.kept.call.body
@@ -342,7 +342,7 @@ def _known_by(down: Downstream, record: RequestRecord) -> bytes | None:
         return None
     if down.body_at_hand:
         return down.asked.body
-    return None if down.trailed is None else record.id.encode()
+    return None if down.trailed is None else record.engine_id.encode()
 
 
 def _repeatable(down: Downstream) -> bool:

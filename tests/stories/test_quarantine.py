@@ -115,6 +115,29 @@ async def test_nor_does_one_whose_large_body_is_gone_by_then():
         assert len([*world.process.handler.retrying.quarantine]) == 1
 
 
+@story
+async def test_different_large_streams_with_one_request_id_are_different_requests():
+    """Some clients give all that they send in one job the same `x-request-id`."""
+    long = replace(SLOW, max_model_len=65536, prefill_tokens_per_s=10**7)
+    job = {"x-request-id": "job-7"}
+    async with gateway(long, long, long) as world:
+
+        def writing():
+            backends = zip(world.sims, world.process.table, strict=True)
+            busy = [sim for sim, backend in backends if backend.in_flight and asked(sim)]
+            return [sim for sim in busy if asked(sim)[-1].tokens_emitted > 3]
+
+        for text in ("one long prompt ", "another one "):
+            async with asyncio.TaskGroup() as group:
+                sent = group.create_task(
+                    world.chat(text * 6000, stream=True, max_tokens=60, headers=job)
+                )
+                await world.until(writing)
+                await writing()[0].stop()
+            assert '"error"' not in sent.result().text
+            assert frames(sent.result().text)[-1] == "[DONE]"
+
+
 @pytest.mark.parametrize("fault", ["reset_before_headers", "http_500", "truncate_after:3"])
 def test_what_fails_where_the_server_lives_is_never_refused(fault):
     @story
