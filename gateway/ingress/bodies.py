@@ -176,8 +176,12 @@ class Bodies:
         upload = down.open_upload(limits.max_audio_body, config.timeouts.body)
         size = min(upload.told_bytes or limits.max_audio_body, limits.all_bodies)
         if size > SMALL_BODY_BYTES and not upload.is_at_hand():
-            with _unread(down):
-                down.hold = await self.take(caller.key_id, size, limits, upload.left_s)
+            left_s = upload.left_s
+            upload.pause()
+            try:
+                down.hold = await self.take(caller.key_id, size, limits, left_s)
+            finally:
+                upload.resume()
         head = await upload.read_head()
         if down.hold is not None:
             down.hold.shrink(min(len(head), size))

@@ -1,6 +1,7 @@
 """Who may hold how much of the room for request bodies."""
 
 import asyncio
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from gateway.ingress.upload import Upload
 from gateway.wire.calls import ENDPOINTS
 from gateway.wire.forms import FormReader
 from gateway.wire.small import SMALL_BODY_BYTES
+from tests.gatehouse import held, passes
 
 MIB = 1 << 20
 LIMITS = LimitsConfig(bodies="8MiB", max_body="4MiB")
@@ -282,6 +284,9 @@ class Form:
     def is_closing(self):
         return False
 
+    def get_extra_info(self, name):
+        return self.socket
+
     def sends(self):
         if not self.paused and self.at < len(self.text):
             self.upload.on_data(self.text[self.at : self.at + 65_536])
@@ -318,3 +323,28 @@ def test_forms_that_are_held_until_their_model_comes_need_room_too():
     assert models == {"m"}
     assert left == 0
     assert most <= 8 * MIB + 8 * 65_536
+
+
+@held
+async def test_the_time_of_a_form_stands_still_while_it_waits_for_room():
+    settings = SimpleNamespace(
+        limits=LimitsConfig(bodies="8MiB", max_body="4MiB", max_audio_body="4MiB"),
+        timeouts=TimeoutsConfig(body="60s"),
+    )
+    bodies, form = Bodies(), Form(3 * MIB)
+    first, _ = [await bodies.take(key, 4 * MIB, LIMITS, 1.0) for key in "ab"]
+    form.socket, client = socket.socketpair()
+    with form.socket, client:
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(
+                bodies.read_call(form, Caller("k", "k", "t"), settings, lambda: None)
+            )
+            await passes(50.0)
+            assert form.paused
+            first.release()
+            while not reading.done():  # its client takes 48 s to send it
+                form.sends()
+                await passes(1.0)
+        assert reading.result().model == "m"
+        form.hold.release()
+        form.upload.close()
