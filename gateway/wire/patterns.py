@@ -13,6 +13,8 @@ from typing import Final
 MAX_REPEATS: Final = 1000  # of one atom, nested counts multiplied. Source: RE2
 MAX_GROUPS: Final = 64  # inside each other; readers recurse
 _COUNT: Final = re.compile(r"\{(\d{1,9})(?:(,)(\d{0,9}))?\}")
+# With this flag, which RE2 does not know, spaces do not count: those in `{ 1000 }` neither.
+_EXTENDED: Final = re.compile(r"\(\?[a-zA-Z-]*x")
 _OPENING: Final = re.compile(r"\((?:\?(?:P?<\w{1,64}>|[a-zA-Z-]{0,8}:))?")  # of a group
 _MANY: Final = float("inf")
 
@@ -79,7 +81,8 @@ class _Reader:
     def _group(self, depth: int) -> tuple[float, bool]:
         if self.text.startswith(("(?=", "(?!", "(?<=", "(?<!"), self.at):
             raise _Unfit("lookahead and lookbehind are not accepted")
-        if self.text.startswith(("(?>", "(?(", "(?P=", "(?R", "(?&", "(?#"), self.at):
+        unusual = self.text.startswith(("(?>", "(?(", "(?P=", "(?R", "(?&", "(?#"), self.at)
+        if unusual or _EXTENDED.match(self.text, self.at):
             raise _Unfit("its kind of group is not accepted")
         opening = _OPENING.match(self.text, self.at)
         assert opening is not None  # a parenthesis alone is one
@@ -114,9 +117,8 @@ class _Reader:
             high = low if found[2] is None else float(found[3]) if found[3] else _MANY
         else:
             return 1.0, 1.0
-        after = self.text[self.at : self.at + 1]
-        if after == "?":
+        if self.text.startswith("?", self.at):
             self.at += 1  # lazy
-        elif after in ("+", "*"):
+        if self.text.startswith(("?", "+", "*"), self.at) or _COUNT.match(self.text, self.at):
             raise _Unfit("possessive and doubled repetitions are not accepted")
         return low, high

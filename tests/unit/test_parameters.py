@@ -184,6 +184,13 @@ def test_what_is_no_field_cannot_be_denied_by_mistake(name):
         (r"(a)\1", "backreferences"),
         (r"(?P<x>a)(?P=x)", "kind of group"),
         (r"a++", "possessive"),
+        (r"a{1000}{1000}", "doubled"),
+        (r"a{1000}?{1000}", "doubled"),
+        (r"a+{1000}", "doubled"),
+        (r"a{2,}?b+{x}", None),
+        (r"(?x:a{ 1000000 })", "kind of group"),
+        (r"(?i-x)a{ 1000000 }", "kind of group"),
+        (r"(?i)a(?P<x>b)(?<x>c)", None),
         ("(" * 100 + ")" * 100, "nested"),
     ],
 )
