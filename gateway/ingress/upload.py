@@ -77,7 +77,7 @@ class Upload:
         self.sent_on = False  # more than its head went to a backend, and is held nowhere
         self._left_s = 0.0
         self._until = loop.time() + timeout_s
-        self._timer = loop.call_at(self._until, self._too_late)
+        self._timer = loop.call_at(self._until, self._time_is_over)
 
     @property
     def held_bytes(self) -> int:
@@ -173,7 +173,7 @@ class Upload:
         if self.paused and not self._closed:
             self._timer.cancel()
             self._until = self._loop.time() + self._left_s
-            self._timer = self._loop.call_at(self._until, self._too_late)
+            self._timer = self._loop.call_at(self._until, self._time_is_over)
         self._read_on()
 
     # --- the client's side --------------------------------------------------------------------------
@@ -266,6 +266,12 @@ class Upload:
             self.paused = False
             if not self._transport.is_closing():
                 self._flow.resume_reading()
+
+    def _time_is_over(self) -> None:
+        """Read first what came meanwhile, and add the time by which this is late: the process stood still."""
+        late_s = min(self._loop.time() - self._until, self._timeout_s)
+        self._until = self._loop.time() + late_s
+        self._timer = self._loop.call_at(self._until, self._too_late)
 
     def _too_late(self) -> None:
         self.fail(

@@ -7,9 +7,13 @@ import msgspec
 
 from gateway.core.aio import SystemClock
 from gateway.core.channel import Channel
+from gateway.ingress.body import Body
+from gateway.ingress.upload import Upload
 from gateway.store.address import client_of
 from gateway.store.link import Link
 from gateway.store.scripts import HOLDS
+from gateway.wire.forms import FormReader
+from tests.unit.test_forms import FORM, field, file, form
 
 PATIENCE_S, HELD_UP_S, ENDLESS_S = 60.0, 600.0, 6000.0
 
@@ -73,5 +77,64 @@ def test_an_answer_of_another_process_that_came_meanwhile_is_in_time():
             asyncio.get_running_loop().passed_s = HELD_UP_S
             assert await asking == "that"
             other.close()
+
+    story(told())
+
+
+def reads(body, length):
+    """Hand a body what comes on a socket, up to its end; return that socket's other side."""
+    ours, client = socket.socketpair()
+    loop, left = asyncio.get_running_loop(), length
+
+    def read():
+        nonlocal left
+        data = ours.recv(65536)
+        left -= len(data)
+        body.on_data(data)
+        if not left:
+            body.on_end()
+            loop.remove_reader(ours)
+            ours.close()
+
+    loop.add_reader(ours, read)
+    return client
+
+
+def test_a_body_that_came_meanwhile_is_in_time_and_so_is_its_rest():
+    async def told():
+        body, sent = Body(), b"x" * 200_000
+        loop = asyncio.get_running_loop()
+        with reads(body, len(sent)) as client:
+            assert await body.read(len(sent), PATIENCE_S, len(sent)) is None
+            reading = loop.create_task(body.next_part())
+            await asyncio.sleep(0)
+            client.sendall(sent[:70_000])
+            loop.passed_s = HELD_UP_S
+            came = len(await reading)
+            client.sendall(sent[70_000:])
+            while (part := await body.next_part()) is not None:
+                came += len(part)
+            assert came == len(sent)
+
+    story(told())
+
+
+def test_an_upload_of_which_some_came_meanwhile_is_in_time():
+    async def told():
+        sent = form(file(b"x" * 100), field(b"model", b"w"))
+        loop = asyncio.get_running_loop()
+        upload = Upload(
+            FormReader(FORM), None, None, content_length=len(sent), limit_bytes=len(sent), timeout_s=PATIENCE_S
+        )  # fmt: skip
+        with reads(upload, len(sent)) as client:
+            reading = loop.create_task(upload.read_head())
+            await asyncio.sleep(0)
+            client.sendall(sent[:100])
+            loop.passed_s = HELD_UP_S
+            await asyncio.sleep(0)  # the timer
+            await asyncio.sleep(0)
+            client.sendall(sent[100:])
+            assert await reading == sent
+        upload.close()
 
     story(told())
