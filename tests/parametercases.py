@@ -120,7 +120,8 @@ ROWS = {
     "mm_processor_kwargs": [(CHAT, {}, {"mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs")],
     "media_io_kwargs": [(CHAT, {}, {"media_io_kwargs": {"video": {}}}, "media_io_kwargs")],
     "structured_outputs.whitespace_pattern": [
-        (CHAT, {"structured_outputs": {"json": {}}}, {"structured_outputs": {"json": {}, "whitespace_pattern": " *"}}, "structured_outputs.whitespace_pattern")
+        (CHAT, {"structured_outputs": {"json": {}}}, {"structured_outputs": {"json": {}, "whitespace_pattern": " *"}}, "structured_outputs.whitespace_pattern"),
+        (CHAT, schema({"x-guidance": {"key_separator": ": ?", "lenient": True}}), schema({"x-guidance": {"whitespace_pattern": " *"}}), "response_format.json_schema.schema.x-guidance.whitespace_pattern"),
     ],
     "media": [
         (CHAT, image("https://example.com/a.png"), image("http://169.254.169.254/latest"), "messages[0].content[1].image_url.url"),
@@ -154,8 +155,14 @@ ROWS = {
     "schema_depth": [(RESPONSES, {"text": {"format": {"type": "json_schema", "schema": deep(31)}}}, {"text": {"format": {"type": "json_schema", "schema": deep(32)}}}, "text.format.schema")],
     "schema_properties": [(CHAT, schema({"properties": {"a": {}}}), schema({"properties": {f"p{i}": {} for i in range(5001)}}), "response_format.json_schema.schema")],
     "schema_enum": [(CHAT, schema({"enum": ["a"]}), schema({"anyOf": [{"enum": list(range(501))}] * 2}), "response_format.json_schema.schema")],
+    "schema_multiple": [
+        (CHAT, schema({"items": [{"multipleOf": each} for each in (5, 15, 120, 0.05, 1e-9, 10**6, 250.0, 0, True, "7")]}), schema({"multipleOf": 10_007}), "response_format.json_schema.schema"),
+        (CHAT, schema({"multipleOf": 1e17}), schema({"multipleOf": 10**18 + 3}), "response_format.json_schema.schema"),
+        (CHAT, schema({"multipleOf": 10_000}), schema({"allOf": [{"multipleOf": 0.997}, {"multipleOf": 991}]}), "response_format.json_schema.schema"),
+    ],
     "pattern_chars": [
         (CHAT, schema({"pattern": "^[a-z0-9]+(?:-[a-z0-9]+)*$"}), schema({"pattern": "a" * 2049}), "response_format.json_schema.schema"),
+        (CHAT, schema({"x-guidance": 7}), schema({"x-guidance": {"key_separator": "(a{100}){100}"}}), "response_format.json_schema.schema.pattern"),
         (CHAT, {"structured_outputs": {"regex": r"\d{4}"}}, {"structured_outputs": {"regex": "(a+)+$"}}, "structured_outputs.regex"),
         (CHAT, {"structured_outputs": {"json": '{"pattern": "a"}'}}, {"structured_outputs": {"json": '{"patternProperties": {"(?=a)": {}}}'}}, "structured_outputs.json.pattern"),
         (CHAT, {"tools": [tool(pattern="(a+)+")], "tool_choice": "auto"}, {"tools": [tool(pattern="(a+)+")], "tool_choice": "required"}, "tools[0].function.parameters.pattern"),

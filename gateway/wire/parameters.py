@@ -186,9 +186,12 @@ _EXCEEDS: Final = {
     "schema_depth": "may be nested at most {most} deep, got {got}",
     "schema_properties": "may have at most {most} properties in all, got {got}",
     "schema_enum": "may have at most {most} enum values in all, got {got}",
+    "schema_multiple": "may have a least common multiple of all `multipleOf` of at most {most}, got {got}",
 }
 _CODES: Final = {
     **{name: "array_above_max_length" for name, text in _EXCEEDS.items() if text == _ENTRIES},
     **{name: "string_above_max_length" for name, text in _EXCEEDS.items() if text in (_LENGTH, _BYTES)},
-    **dict.fromkeys(["schema_depth", "schema_properties", "schema_enum"], "invalid_json_schema"),
+    **dict.fromkeys(
+        ["schema_depth", "schema_properties", "schema_enum", "schema_multiple"], "invalid_json_schema"
+    ),
 }  # fmt: skip

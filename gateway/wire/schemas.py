@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +23,11 @@ _NONE: Final = Raw(b"null")
 # Of all patterns of one schema; the default of `pattern_chars` is 2,048 for one.
 _MOST_PATTERN_CHARS: Final = 16_384
 _MOST_READ: Final = 4 * 1024 * 1024  # bytes of a schema that are looked into; no limit is larger
+_MOST_MULTIPLE: Final = 10**18  # as good as any number beyond
+# In this a schema tells llguidance more. vLLM asks that where xgrammar cannot.
+_GUIDANCE: Final = "x-guidance"
+_WHITESPACE: Final = "whitespace_pattern"
+_WHITESPACE_ROW: Final = f"structured_outputs.{_WHITESPACE}"
 
 
 def schema_facts(raw: Raw, path: str, facts: list[Fact]) -> None:
@@ -47,6 +54,7 @@ def schema_facts(raw: Raw, path: str, facts: list[Fact]) -> None:
 
 def _walk(schema: Any, path: str, facts: list[Fact]) -> None:
     depth = properties = enum = longest = patterns = 0
+    multiple, spaces = 1, False
     level: list[Any] = [schema]
     while level:
         depth += 1
@@ -59,6 +67,8 @@ def _walk(schema: Any, path: str, facts: list[Fact]) -> None:
                 continue
             properties += _length(node.get("properties"), dict)
             enum += _length(node.get("enum"), list)
+            multiple = min(math.lcm(multiple, _multiple_of(node)), _MOST_MULTIPLE)
+            spaces = spaces or _WHITESPACE in _guidance(node)
             for pattern in _patterns(node):
                 longest = max(longest, len(pattern))
                 patterns += len(pattern)
@@ -69,18 +79,40 @@ def _walk(schema: Any, path: str, facts: list[Fact]) -> None:
         Fact("schema_depth", float(depth), path),
         Fact("schema_properties", float(properties), path),
         Fact("schema_enum", float(enum), path),
+        Fact("schema_multiple", float(multiple), path),
         Fact("pattern_chars", float(longest), path),
     ]
+    if spaces:
+        facts.append(Fact(_WHITESPACE_ROW, 1.0, f"{path}.{_GUIDANCE}.{_WHITESPACE}"))
 
 
 def _length(value: object, kind: type) -> int:
     return len(value) if isinstance(value, kind) else 0  # type: ignore[arg-type]
 
 
+def _multiple_of(node: dict[str, Any]) -> int:
+    """Return the digits of `multipleOf`, as an engine has a state for each remainder; powers of ten need none."""
+    value = node.get("multipleOf")
+    if not isinstance(value, int | float) or isinstance(value, bool) or value == 0:
+        return 1
+    if abs(value) >= _MOST_MULTIPLE:
+        return _MOST_MULTIPLE
+    _, digits, exponent = Decimal(str(value)).normalize().as_tuple()
+    assert isinstance(exponent, int)  # it is finite
+    return 1 if digits == (1,) else int(Decimal((0, digits, max(0, exponent))))
+
+
 def _patterns(node: dict[str, Any]) -> list[str]:
     found = [node["pattern"]] if isinstance(node.get("pattern"), str) else []
-    more = node.get("patternProperties")
-    return found + [*more] if isinstance(more, dict) else found
+    if isinstance(more := node.get("patternProperties"), dict):
+        found += more
+    return found + [each for each in _guidance(node).values() if isinstance(each, str)]
+
+
+def _guidance(node: dict[str, Any]) -> dict[str, Any]:
+    """Return the patterns that stand between the values of a schema, where llguidance compiles it."""
+    told = node.get(_GUIDANCE)
+    return told if isinstance(told, dict) else {}
 
 
 # The name, each letter of which may be an escape.
@@ -182,9 +214,8 @@ def structured_facts(raw: Raw, path: str, facts: list[Fact]) -> None:
         count = len(items_of(fields["choice"]))
         facts.append(Fact("choices", float(count), f"{path}.choice"))
         facts.append(Fact("schema_bytes", float(len(fields["choice"])), f"{path}.choice"))
-    if begins(fields.get("whitespace_pattern", _NONE)) != _NULL:
-        name = "structured_outputs.whitespace_pattern"
-        facts.append(Fact(name, 1.0, f"{path}.whitespace_pattern"))
+    if begins(fields.get(_WHITESPACE, _NONE)) != _NULL:
+        facts.append(Fact(_WHITESPACE_ROW, 1.0, f"{path}.{_WHITESPACE}"))
 
 
 def format_facts(raw: Raw, path: str, facts: list[Fact]) -> None:
