@@ -17,6 +17,7 @@ from gateway.limiting.rules import month_of, over, used_with
 
 _AMOUNTS: Final = len(Amounts._fields)
 _HEAD: Final = 2 + _AMOUNTS  # words before the rules
+_DONE: Final = "1"
 
 
 class SharedLevels:
@@ -56,12 +57,12 @@ class SharedLevels:
         lease, taken_on, more, counts = _read(stores, args[0])
         self._levels.end(counts, lease)
         self._levels.charge(counts, more, at, int(taken_on))
-        return ""
+        return _DONE
 
     def _renew(self, stores: tuple[str, ...], args: list[str], at: Moment) -> str:
         for lease in args[1:]:
             self._levels.renew(stores[0], lease, at.now + float(args[0]) / 1000)
-        return ""
+        return _DONE
 
     def _recall(self, stores: tuple[str, ...], args: list[str], at: Moment) -> str:
         day, *spent = args[1].split()
@@ -74,7 +75,7 @@ class SharedLevels:
             )
         ]
         self._levels.put(counts, levels, at)
-        return ""
+        return _DONE
 
 
 def _read(stores: tuple[str, ...], words: str) -> tuple[str, str, Amounts, Counts]:

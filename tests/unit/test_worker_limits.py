@@ -215,6 +215,19 @@ def test_what_a_parent_lets_through_too_late_uses_up_nothing(desk):
     assert used_of(again)[Rule.TOKENS_MONTH] == 1
 
 
+def test_what_was_used_while_the_parent_did_not_answer_is_told_at_once_when_it_does(desk):
+    desk.starts_a_day()
+    parent, limits, keys = desk.running[1], KeyLimits(tokens_per_day=10_000), ("a", "b", "c")
+    at_once, parent.at_once = parent.at_once, {"limits": lambda *args: ""}
+    for key in keys:
+        desk.settle(desk.take(limits, 100, 900, key=key), 100, 900)
+    parent.at_once = at_once
+    desk.run(desk.store.tell_owed())
+    desk.clock.at += 2  # it is asked again
+    used = [used_of(desk.take(limits, 1, key=key))[Rule.TOKENS_DAY] for key in keys]
+    assert used == [1001] * 3
+
+
 async def ended(task):
     task.cancel()
     await asyncio.wait([task])
