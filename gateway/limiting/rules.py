@@ -10,6 +10,7 @@ from that minute: so a limit that is tried out refuses as many as it would in fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -212,9 +213,9 @@ def whose(limit: Limit) -> str:
 
 
 def amount_told(amount: float, currency: str | None) -> str:
-    """Return a count, or, where there is a currency, money."""
+    """Return a count, rounded up, or, where there is a currency, money."""
     if currency is None:
-        return f"{round(amount):,}"
+        return f"{math.ceil(amount - ROUNDING):,}"
     return (
         f"{amount:,.4g} {currency}".rstrip() if amount < 1 else f"{amount:,.2f} {currency}".rstrip()
     )

@@ -393,8 +393,13 @@ def _field(plan):
     [
         (
             why_of(Rule.OUTPUT, 2000, 1900.4, 500),
-            "The API key `ci` has reached its limit output_tokens_per_minute: 2,000; 1,900 used, 500"
+            "The API key `ci` has reached its limit output_tokens_per_minute: 2,000; 1,901 used, 500"
             " requested. It fits in 12s.",
+        ),
+        (  # never less than what keeps it out: nine and one would fit
+            why_of(Rule.REQUESTS, 10, 9.3, 1),
+            "The API key `ci` has reached its limit requests_per_minute: 10; 10 used, 1 requested."
+            " It fits in 2s.",
         ),
         (
             why_of(Rule.INPUT, 2000, 0, 5000),
