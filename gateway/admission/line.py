@@ -66,7 +66,7 @@ class Line:
         self._rng = rng
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
-        self._seen: tuple[object, ...] = ()  # epoch, phases, sizes: when last looked who is lost
+        self._seen: tuple[object, ...] = ()  # revision and sizes: when last looked who is lost
         self._loading: set[Hashable] = set()  # kinds that wait for their adapter everywhere
         self._revision = -1  # of the table, when that was found
         self._fitting = (0.0, 0.0)  # of the backends then, the smallest KV cache and window
@@ -235,10 +235,9 @@ class Line:
         return ask.need.tokens <= capacity and total <= window
 
     def _look_for_lost(self, now: float) -> None:
-        """Refuse those whom no backend can serve any more, if names, phases or sizes have changed."""
+        """Refuse those whom no backend can serve any more, if what backends serve, or their sizes, have changed."""
         backends = self._backends
-        sizes = ((each.phase, each.room.capacity_tokens) for each in backends)
-        seen = self._table.epoch, *sizes
+        seen = self._table.revision, *(each.room.capacity_tokens for each in backends)
         if seen != self._seen:
             self._seen = seen
             capacities = (each.room.capacity_tokens or math.inf for each in backends)
@@ -248,7 +247,7 @@ class Line:
             self._refuse_lost(now)
 
     def _let_pass(self, now: float) -> None:
-        """Let those go that need no engine, and so no room: when they came, no backend served them."""
+        """Let those go that need no engine, and so no room: when they came, no backend could serve them."""
         for waiting in [each for each in self.queue if each.ask.call.endpoint in NO_ENGINE]:
             backend = self._finder.find(waiting.ask, now)
             if backend is not None and not waiting.turn.done() and self.queue.remove(waiting):

@@ -1608,6 +1608,21 @@ async def test_what_needs_no_engine_and_came_before_a_backend_was_up_waits_for_n
 
 
 @held
+async def test_what_needs_no_engine_and_came_before_its_adapter_was_loaded_waits_for_no_room_there():
+    world = house()
+    world.table.withhold(world.table.get("m/b1"), {"sql": Exclusion.ADAPTER_LOADING})
+    chats = await world.guests(3)
+    (asks,) = await world.guests(1, adapter="sql", endpoint=Endpoint.TOKENIZE)
+    world.up("m/b1", "sql")
+    await turns()
+    assert asks.waits
+    world.table.withhold(world.table.get("m/b1"), {})
+    await turns()
+    assert numbers(chats) == [0]
+    assert asks.slot.backend_id == "m/b1"
+
+
+@held
 async def test_what_no_engine_works_on_goes_to_a_backend_whose_cache_is_full():
     world = house(backends=[ONE])
     world.scrape("m/b1", running=9, waiting=9, kv=1.0)
