@@ -123,18 +123,19 @@ class Holds:
 class Guest:
     """One request before the gate, as the handler makes it: enter, else wait."""
 
-    def __init__(self, house, ask, wait_s, body_bytes, request_id="r"):
+    def __init__(self, house, ask, wait_s, patience_s, body_bytes, request_id="r"):
         self.house, self.ask, self.request_id = house, ask, request_id
         self.began = self.ended = house.loop.time()
-        self.task = house.loop.create_task(self._go(wait_s, body_bytes))
+        self.task = house.loop.create_task(self._go(wait_s, patience_s, body_bytes))
         self.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # is seen
 
-    async def _go(self, wait_s, body_bytes):
+    async def _go(self, wait_s, patience_s, body_bytes):
         gate = self.house.gate
         try:
             return gate.enter(self.ask) or await gate.wait(
                 self.ask,
                 deadline=self.began + wait_s,
+                gives_up_at=self.began + patience_s,
                 body_bytes=body_bytes,
                 request_id=self.request_id,
             )
@@ -250,9 +251,11 @@ class House:
             let_in=bool(tried),
         )
 
-    def guest(self, tenant="t", *, wait_s=30.0, body_bytes=0, request_id="r", **asked):
+    def guest(
+        self, tenant="t", *, wait_s=30.0, patience_s=math.inf, body_bytes=0, request_id="r", **asked
+    ):
         """Have a request come; it is at the gate after the next turn of the loop."""
-        return Guest(self, self.ask(tenant, **asked), wait_s, body_bytes, request_id)
+        return Guest(self, self.ask(tenant, **asked), wait_s, patience_s, body_bytes, request_id)
 
     async def guests(self, count, tenant="t", **asked):
         """Have several come, one after the other."""

@@ -24,8 +24,6 @@ from gateway.pools.table import Backend
 KEPT: Final = 1000
 CLIENT_TIMEOUT: Final = "x-stainless-read-timeout"  # how long the client itself waits for bytes
 
-_ROUNDING_S: Final = 0.05  # between two looks at the clock: what is earlier by more is another's
-
 
 class State(Enum):
     """Where a request is, or how its wait ended."""
@@ -63,7 +61,7 @@ class Decision:
     may_wait_s: float
     said: tuple[Said, ...]
     fallback: Fallback | None  # the pool that it asked for could not take it
-    impatient: bool  # its client waits less long than `queue.max_wait`
+    impatient: bool = False  # its client's own time-out ends its wait, before the setting does
     hurried: bool = False  # its pool ends its wait before its client or `queue.max_wait` does
     state: State = State.WAITING
     setting: KeyPath | None = None  # that made it wait, or refused it
@@ -172,7 +170,6 @@ def decide(  # noqa: PLR0913 - all that a decision is made of
         may_wait_s=wait_s,
         said=tuple(said),
         fallback=ask.fallback,
-        impatient=wait_s < pool.queue.max_wait - _ROUNDING_S,
         setting=setting,
     )
 

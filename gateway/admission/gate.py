@@ -140,10 +140,12 @@ class Gate:
             listener(route, leaving)
 
     async def wait(
-        self, ask: Ask, *, deadline: float, body_bytes: int, request_id: str, announce: Announce | None = None
+        self, ask: Ask, *, deadline: float, body_bytes: int, request_id: str, announce: Announce | None = None,
+        gives_up_at: float = math.inf,
     ) -> Slot:  # fmt: skip
         """Wait for a place, until `deadline` (monotonic seconds) or as long as the pool lets it wait.
 
+        `gives_up_at` is when its client gives up: it does not wait longer.
         `announce` is called every two seconds meanwhile, first after the first of them; less often in a crowd.
 
         Raises:
@@ -158,7 +160,8 @@ class Gate:
             raise no_backend(ask, {}, self._rng)
         line.came(ask)
         self.want(ask.route)
-        waiting = line.waiting(ask, deadline, body_bytes, announce)
+        waiting = line.waiting(ask, min(deadline, gives_up_at), body_bytes, announce)
+        waiting.impatient = gives_up_at < deadline
         turn = waiting.turn
         decision, refusal = self._judge(line, waiting, request_id)
         self.decisions.keep(decision)
@@ -280,7 +283,7 @@ class Gate:
         ask, now, queue, forecast = waiting.ask, waiting.came_at, line.queue, line.forecast
         wait_s = max(waiting.deadline - now, 0.0)  # its time may be over by now
         decision, why = self._decide(ask, request_id, now, wait_s)
-        decision.hurried = waiting.hurried
+        decision.impatient, decision.hurried = waiting.impatient, waiting.hurried
         full, refusal = None, None
         eta_s = forecast.ahead_s(waiting)
         room_s = 0.0 if decision.has_room else forecast.room_s(ask, now)

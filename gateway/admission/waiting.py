@@ -53,6 +53,7 @@ class Waiting:
     body_bytes: int = 0
     announce: Announce | None = None
     allowed: Allowed = UNKNOWN  # how late it may be
+    impatient: bool = False  # its client's time-out ends its wait, not a setting
     hurried: bool = False  # what the pool allows ends its wait, not a setting nor its client
     announced_at: float = field(init=False)
     ahead_tokens: int = 0  # when it was last announced

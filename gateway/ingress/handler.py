@@ -307,7 +307,8 @@ class Handler:
         try:
             return await self.gate.wait(
                 ask,
-                deadline=min(own_end, sent_at + heard_within_s(down.patience_s)),
+                deadline=own_end,
+                gives_up_at=sent_at + heard_within_s(down.patience_s),
                 body_bytes=len(ask.call.body),
                 request_id=down.id,
                 announce=down.announce if announces else None,

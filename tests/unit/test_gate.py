@@ -1,6 +1,7 @@
 """When a request may enter an engine: at once, after a wait, or not at all."""
 
 import json
+import math
 
 import msgspec
 import pytest
@@ -408,7 +409,7 @@ async def test_those_whose_attempts_failed_at_one_server_cost_one_look_whenever_
         await passes(0.125)
         ask = world.ask()
         failed_at(ask, world.table.get("m/b1"))
-        again.append(Guest(world, ask, 30.0, 0))
+        again.append(Guest(world, ask, 30.0, math.inf, 0))
         await turns()
     world.chooser.count = 0
     held_up.release()
@@ -680,7 +681,7 @@ def test_where_nothing_may_wait_a_dry_run_says_so_too(setting, wait_s):
 @held
 async def test_a_client_that_waits_for_nothing_is_told_so_by_its_own_setting():
     world = house()
-    _, refused = await world.guests(2, wait_s=0)
+    _, refused = await world.guests(2, patience_s=0)
     refused_at_once(refused, Overloaded, ShedReason.NO_ROOM)
     kept = world.gate.decisions.get("r")
     assert kept.setting is None
@@ -1975,6 +1976,16 @@ async def test_a_refusal_after_a_wait_that_was_shortened_names_admission():
     late = [each for each in guests if each.refusal is not None and each.ended > each.began]
     assert late
     assert all(decision_of(world, each).hurried for each in late)
+
+
+@held
+async def test_a_wait_that_is_shorter_because_of_one_before_ends_by_the_setting_not_by_its_client():
+    """The pool's `max_wait` is for all waits of a request together."""
+    world = house(queue={"max_wait": "30s"})
+    _, again = await world.guests(2, wait_s=10.0)
+    await passes(10.5)
+    assert again.refusal.shed_reason is ShedReason.QUEUE_TIMEOUT
+    assert decision_of(world, again).setting == ("pools", "m", "queue", "max_wait")
 
 
 # --- adapters -------------------------------------------------------------------------------------

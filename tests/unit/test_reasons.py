@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 
 import msgspec
@@ -145,12 +146,16 @@ class Desk:
         for _ in range(3):
             self.table.observe(backend_id, ProbeFailed(self.clock.at, "refused"))
 
-    def wait(self, *ids, wait_s=20.0, need=NEED, look=None):
+    def wait(self, *ids, wait_s=20.0, patience_s=math.inf, need=NEED, look=None):
         """Have requests come to the gate, look at what is told of them (or at `look`), and leave."""
 
         async def one(request_id):
             await self.gate.wait(
-                ask(need), deadline=self.clock.at + wait_s, body_bytes=1, request_id=request_id
+                ask(need),
+                deadline=self.clock.at + wait_s,
+                gives_up_at=self.clock.at + patience_s,
+                body_bytes=1,
+                request_id=request_id,
             )
 
         async def main():
@@ -258,7 +263,7 @@ def test_a_client_that_is_less_patient_than_the_pool_is_named_itself(tmp_path):
     desk.wait("r0", look=lambda: desk.gate.tick(100.0))
     desk.wait("r0", look=ten_seconds_later)
     desk.full(SECOND)
-    *_, told = desk.wait("r1", "r2", wait_s=4.0)
+    *_, told = desk.wait("r1", "r2", patience_s=4.0)
     assert told["shed_reason"] == "too_late"
     assert told["setting"] == {
         "name": "x-stainless-read-timeout",
