@@ -15,7 +15,13 @@ from gateway.admission.bounds import Limits
 from gateway.admission.forecast import Forecast
 from gateway.admission.patience import Patience
 from gateway.admission.queue import Blocked, Claims, FairQueue
-from gateway.admission.refusals import kept_for_others, no_backend, starting, waited_too_long
+from gateway.admission.refusals import (
+    kept_for_others,
+    no_backend,
+    starting,
+    starts_late,
+    waited_too_long,
+)
 from gateway.admission.waiting import (
     Announce,
     Finder,
@@ -330,4 +336,4 @@ class Line:
             return waited_too_long(ask, why, waited_s, self.forecast.retry_after_s(ask))
         if (starts_s := starts_in_s(self._backends, ask, now)) is None:
             return no_backend(ask, why, self._rng)
-        return starting(ask, starts_s, waited_s, self._rng)
+        return starts_late(ask, starts_s, waited_s, self._rng)

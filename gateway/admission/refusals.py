@@ -96,15 +96,13 @@ def no_backend(ask: Ask, why: Mapping[str, Exclusion], rng: random.Random) -> Ga
 
 
 def starting(ask: Ask, starts_in_s: float, wait_s: float, rng: random.Random) -> Unavailable:
-    """Refuse a request that cannot, or could not, wait until a backend of its model has started."""
-    retry_after_s = min(starts_in_s, _RETRY_MOST_S) * rng.uniform(1.0, 1 + _JITTER)
-    return Unavailable(
-        f"Model `{ask.route.requested}` is temporarily unavailable: no server of it is up. The first is "
-        f"expected to serve in about {starts_in_s:.0f} s, but this request can wait at most {wait_s:.0f} s. "
-        f"{_retry(retry_after_s)}",
-        param="model",
-        retry_after_s=retry_after_s,
-    )
+    """Refuse a request that cannot wait until a backend of its model has started."""
+    return _starting(ask, starts_in_s, f", but this request can wait at most {wait_s:.0f} s.", rng)
+
+
+def starts_late(ask: Ask, starts_in_s: float, waited_s: float, rng: random.Random) -> Unavailable:
+    """Refuse a request whose deadline passed while it waited until a backend of its model has started."""
+    return _starting(ask, starts_in_s, f". This request waited {waited_s:.1f} s.", rng)
 
 
 def too_late(
@@ -183,6 +181,16 @@ def engine_refused(ask: Ask, error: EngineFull) -> Overloaded:
         f"{_retry(error.retry_after_s)}",
         reason=error.shed_reason,
         retry_after_s=error.retry_after_s,
+    )
+
+
+def _starting(ask: Ask, starts_in_s: float, said: str, rng: random.Random) -> Unavailable:
+    retry_after_s = min(starts_in_s, _RETRY_MOST_S) * rng.uniform(1.0, 1 + _JITTER)
+    return Unavailable(
+        f"Model `{ask.route.requested}` is temporarily unavailable: no server of it is up. The first is "
+        f"expected to serve in about {starts_in_s:.0f} s{said} {_retry(retry_after_s)}",
+        param="model",
+        retry_after_s=retry_after_s,
     )
 
 

@@ -1140,6 +1140,16 @@ async def test_who_waits_is_told_as_soon_as_the_start_will_surely_take_too_long(
 
 
 @held
+async def test_who_waited_for_a_start_that_is_late_is_told_how_long_it_waited():
+    world = house()
+    world.table.tend("m/b1", starts_at(104.0))
+    (guest,) = await world.guests(1, wait_s=5.0)
+    await passes(5.5)
+    assert guest.ended == 105.0
+    assert "expected to serve in about 1 s. This request waited 5.0 s." in guest.refusal.message
+
+
+@held
 async def test_an_outage_is_not_measured_as_a_slow_drain():
     world = house(backends=[single(ONE, 2)])
     first, *_ = await world.guests(4, tokens=1000, wait_s=60.0)
