@@ -86,7 +86,9 @@ def accusation(
         evidence = f"{state.traffic_failures} requests in a row failed, most recently: it {state.traffic_reason}"
     elif sent >= policy.least_sent and sent - failed < policy.least_ratio * sent:
         accused = Accused.RATIO
-        evidence = f"{failed} of {sent} requests failed in the last 30 s, most recently: it {state.traffic_reason}"
+        # What failed may have been sent long before.
+        told = f"{sent} requests were sent and {failed} failed in the last 30 s"
+        evidence = f"{told}, most recently: it {state.traffic_reason}"
     if accused is None or _fails_everywhere(failed, sent, peers, policy):
         return None
     return accused, evidence

@@ -164,7 +164,22 @@ def test_too_small_a_share_of_successes_ejects_it():
     pool.attempt("b1")
     pool.fails("b1", 1)
     assert (pool["b1"].phase, pool["b1"].reason) == (Phase.DEGRADED, "success_rate")
-    assert "4 of 11 requests failed in the last 30 s" in pool["b1"].health.detail
+    told = "11 requests were sent and 4 failed in the last 30 s, most recently: it"
+    assert told in pool["b1"].health.detail
+
+
+def test_streams_from_long_ago_that_fail_are_told_beside_what_was_sent_lately():
+    pool = Pool(2)
+    pool.later(0)
+    streams = [pool.table.take("m/b1", pool.clock.at) for _ in range(12)]
+    for _ in range(8):
+        pool.later(5)
+    for _ in range(10):
+        pool.attempt("b1")
+    for each in streams:
+        pool.ends(each, Ending.BROKE)
+        pool.ends(pool.table.take("m/b2", pool.clock.at))
+    assert "10 requests were sent and 3 failed in the last 30 s" in pool["b1"].health.detail
 
 
 def test_failures_count_for_half_a_minute():
