@@ -108,11 +108,16 @@ class Channel:
             raise Unanswered(reply.why)
         return reply.value
 
-    def tell(self, what: str, *args: Any) -> None:
-        """Have the other side do something, after what it was asked before; nobody hears whether it did."""
+    def tell(self, what: str, *args: Any) -> bool:
+        """Have the other side do something, after what it was asked before; nobody hears whether it did.
+
+        Returns False, and tells nothing, when it has gone or leaves too much unread.
+        """
         writer = self._writer
-        if writer is not None and writer.transport.get_write_buffer_size() < _UNREAD_BYTES:
-            self._send(_Call(0, what, args))
+        if writer is None or writer.transport.get_write_buffer_size() >= _UNREAD_BYTES:
+            return False
+        self._send(_Call(0, what, args))
+        return True
 
     def _read(self, data: bytes) -> None:
         message = _DECODER.decode(data)

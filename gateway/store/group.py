@@ -249,8 +249,9 @@ class GroupScripts:
     def post(
         self, script: Script, keys: Sequence[str], args: Sequence[str | int], lost: Lost | None = None
     ) -> None:  # fmt: skip
-        """See `Scripted`. A parent that does not hear it has ended, and with it all that was counted."""
-        self.group.channel.tell("limits", script.sha, keys, args)
+        """See `Scripted`. If the parent ends before it reads that, all that was counted ends with it."""
+        if not self.group.channel.tell("limits", script.sha, keys, args) and lost is not None:
+            lost(False)
 
 
 def store_answers(store: SharedStore, acquired: dict[str, Lease]) -> Answers:

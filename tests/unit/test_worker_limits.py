@@ -228,6 +228,24 @@ def test_what_was_used_while_the_parent_did_not_answer_is_told_at_once_when_it_d
     assert used == [1001] * 3
 
 
+def test_what_ends_while_the_parent_reads_nothing_is_told_when_it_does(desk):
+    desk.starts_a_day()
+    limits = KeyLimits(tokens_per_day=10_000, concurrent_requests=1)
+    taken = desk.take(limits, 100, 4_000)
+
+    async def ends_while_much_is_unread():
+        for _ in range(300):
+            desk.running[0].tell("limits", "", [], ["x" * 10_000])
+        desk.store.settle(taken, Amounts(1, 100, 900, 1000, 0))
+
+    desk.run(ends_while_much_is_unread())
+    desk.run(desk.arrived())
+    desk.run(desk.store._turn())
+    again = desk.take(limits, 1)
+    assert fits(again)
+    assert used_of(again) == {Rule.TOKENS_DAY: 1001, Rule.CONCURRENT: 1}
+
+
 async def ended(task):
     task.cancel()
     await asyncio.wait([task])
