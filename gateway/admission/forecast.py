@@ -31,6 +31,7 @@ _BELIEVED_RATIO: Final = 0.5
 _EARLY_TURNS, _EARLY_RATIO = 1.5, 1.15
 _OVERDUE: Final = 1.5  # times the average stay: if nothing ended for so long, it is longer now
 _DRAIN_LEAST_S: Final = 1.0  # work seen for less than this tells no rate
+_LEAST_PER_S: Final = 1e-6  # tokens, where nothing has ended for minutes or hours: never none
 _RETRY_LEAST_S: Final = 1.0  # Retry-After has whole seconds
 _RETRY_MOST_S: Final = 30.0  # SDKs ignore waits over a minute; halved, because the rate changes
 _RETRY_UNKNOWN_S: Final = 5.0  # nothing drained yet: about the length of one reply
@@ -114,7 +115,7 @@ class Drain:
         """The rate; None while too little work, or no end of any, was seen."""
         per_s = sum(self._rates[each].per_s for each in self._serving)
         known = self._believed and per_s > 0 and self._seconds >= _DRAIN_LEAST_S
-        return per_s if known else None
+        return max(per_s, _LEAST_PER_S) if known else None
 
     @property
     def most_per_s(self) -> float | None:

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from gateway.admission.forecast import Drain
 from gateway.admission.patience import Allowed, Patience, Quiet
 
 
@@ -165,6 +166,21 @@ def test_after_few_requests_a_second_many_are_seen_within_seconds():
             patience.came("a", 100)
         patience.tick(0.5, 1000.0, memory_s=60.0)
     assert patience.load("a") > 1.0  # of 2; with all that was before it is 0.4
+
+
+def test_while_one_reply_takes_hours_everybody_is_told_how_long_to_wait():
+    drain, patience = Drain(), Patience()
+    patience.first = quiet()
+    drain.follow({"m/b1": True})
+    drain.passed(10.0, {"m/b1": 10_000}, held_tokens=100, token_s=10_000.0)
+    for tick in range(5 * 3600):
+        drain.passed(0.5, {"m/b1": 0}, held_tokens=100)
+        for tenant in "abcdefg":
+            patience.came(tenant, 100)
+        patience.tick(0.5, drain.most_per_s, drain.probable_per_s, drain.memory_s)
+        if tick > 120:
+            assert wait_s(patience, "newcomer") == math.inf
+            assert 0 < wait_s(patience, "a") < 1
 
 
 def test_a_pool_that_was_idle_for_hours_is_looked_at_as_before():
