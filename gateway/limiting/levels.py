@@ -79,13 +79,17 @@ class Levels:
         period = rule.period
         if period is Period.RUNNING:
             return len(self.running.get(store, ()))
-        stamp, used, before = self.amounts.get((store, rule.amount, period), _EMPTY)
+        place = store, rule.amount, period
+        stamp, used, before = self.amounts.get(place, _EMPTY)
+        if stamp > at.stamp(period):  # the clock was ahead then: it counts for the present time
+            stamp = at.stamp(period)
+            self.amounts[place] = Level(stamp, used, before)
         if period is Period.MINUTE:
             most = most_here(rule, replicas)
             if rule.most < before:
                 used = min(used, most)
-            return max(0.0, used - max(0.0, at.now - stamp) / MINUTE_S * most)
-        return used if stamp >= at.stamp(period) else 0.0
+            return max(0.0, used - (at.now - stamp) / MINUTE_S * most)
+        return used if stamp == at.stamp(period) else 0.0
 
     def recall(self, plan: Counts, at: Moment, spent: Callable[[int], float]) -> None:
         """Raise days and months to what is known to be `spent` of them: new ones, and each that is not in `raised`."""

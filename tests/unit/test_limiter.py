@@ -469,6 +469,20 @@ def test_a_clock_that_goes_back_empties_nothing():
     assert levels.used(plan, Moment.of(900.0, 900.0)) == (5.0, 5.0, 5.0, 0)
 
 
+@pytest.mark.parametrize("rule", [Rule.TOKENS_DAY, Rule.TOKENS_MONTH])
+def test_what_was_used_while_the_clock_was_ahead_counts_until_the_present_day_or_month_ends(
+    desk, rule
+):
+    desk.starts_a_day()
+    limits = KeyLimits(**{rule.value: 1000})
+    desk.clock.at += 90 * DAY_S
+    assert fits(desk.take(limits, 900))
+    desk.clock.at -= 90 * DAY_S
+    assert not fits(desk.take(limits, 900))
+    desk.clock.at += DAY_S if rule is Rule.TOKENS_DAY else 31 * DAY_S
+    assert fits(desk.take(limits, 900))
+
+
 def test_a_model_that_moves_to_another_pool_has_the_limits_of_that_pool():
     of_b = KeyLimits(models=(("b", KeyLimits(requests_per_minute=1)),))
     plans, caller = Plans({}), Caller("a", "a", "a", limits=of_b)
