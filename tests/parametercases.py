@@ -156,9 +156,9 @@ ROWS = {
     "schema_properties": [(CHAT, schema({"properties": {"a": {}}}), schema({"properties": {f"p{i}": {} for i in range(5001)}}), "response_format.json_schema.schema")],
     "schema_enum": [(CHAT, schema({"enum": ["a"]}), schema({"anyOf": [{"enum": list(range(501))}] * 2}), "response_format.json_schema.schema")],
     "schema_multiple": [
-        (CHAT, schema({"items": [{"multipleOf": each} for each in (5, 15, 120, 0.05, 1e-9, 10**6, 250.0, 0, True, "7")]}), schema({"multipleOf": 10_007}), "response_format.json_schema.schema"),
+        (CHAT, schema({"items": [{"multipleOf": each} for each in (5, 15, 120, 0.05, 1e-9, 10**6, 250.0, 0, True, "7")]}), schema({"multipleOf": 100_003}), "response_format.json_schema.schema"),
         (CHAT, schema({"multipleOf": 1e17}), schema({"multipleOf": 10**18 + 3}), "response_format.json_schema.schema"),
-        (CHAT, schema({"multipleOf": 10_000}), schema({"allOf": [{"multipleOf": 0.997}, {"multipleOf": 991}]}), "response_format.json_schema.schema"),
+        (CHAT, schema({"multipleOf": 86_400}), schema({"allOf": [{"multipleOf": 0.997}, {"multipleOf": 991}]}), "response_format.json_schema.schema"),
     ],
     "pattern_chars": [
         (CHAT, schema({"pattern": "^[a-z0-9]+(?:-[a-z0-9]+)*$"}), schema({"pattern": "a" * 2049}), "response_format.json_schema.schema"),

@@ -40,9 +40,7 @@ class PoolTold(msgspec.Struct, frozen=True):
     loaded: dict[str, list[str]] = {}  # what gateways loaded, by backend
     orders: dict[str, dict[str, Order]] = {}  # operators', by backend and adapter
     placed: dict[str, Placed] | None = None  # by backend; None: another gateway places adapters
-    begun: dict[
-        str, dict[str, float]
-    ] = {}  # loads that may be under way, by backend: as in `Memory`
+    begun: dict[str, dict[str, float]] = {}  # loads that may be under way, as in `Memory`
 
 
 class Elsewhere:

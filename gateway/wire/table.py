@@ -88,7 +88,7 @@ _ROWS: Final = (
     Row("schema_depth", Rule.MAX, "nested objects and arrays: twice to three times the 10 levels that OpenAI accepts", 32, fields=("response_format", "structured_outputs", "text", "output_config"), advisory="GHSA-vrq3-r879-7m65"),
     Row("schema_properties", Rule.MAX, "in all. Source: OpenAI, structured outputs", 5000, fields=("response_format", "structured_outputs", "text", "output_config")),
     Row("schema_enum", Rule.MAX, "values in all. Source: OpenAI, structured outputs", 1000, fields=("response_format", "structured_outputs", "text", "output_config")),
-    Row("schema_multiple", Rule.MAX, "the least common multiple of all `multipleOf`, without their points: engines have a state for each remainder", 10_000, fields=("response_format", "structured_outputs", "text", "output_config")),
+    Row("schema_multiple", Rule.MAX, "the least common multiple of all `multipleOf`, without their points: engines have a state for each remainder", 100_000, fields=("response_format", "structured_outputs", "text", "output_config")),
     Row("pattern_chars", Rule.MAX, "of one regular expression, which must be RE2's, without nested repetition", 2048, fields=("pattern", "regex"), advisory="CVE-2026-55574 GHSA-9hcf-v7m4-6m2j"),
     Row("choices", Rule.MAX, "of structured_outputs.choice", 1000, fields=("structured_outputs",)),
     Row("grammar_bytes", Rule.MAX, "of a grammar or structural tag", 16_384, fields=("structured_outputs", "response_format"), advisory="GHSA-6qc9-v4r8-22xg"),
