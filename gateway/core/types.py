@@ -274,9 +274,7 @@ class TrafficFailed:
     trial: bool = False
 
 
-Observation = (
-    ProbePassed | ProbeFailed | Scraped | ScrapeFailed | ModelsSeen | TrafficOk | TrafficFailed
-)
+Observation = ProbePassed | ProbeFailed | Scraped | ScrapeFailed | ModelsSeen | TrafficOk | TrafficFailed  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +327,7 @@ class Ask(msgspec.Struct):
     weighed: tuple[str, ...] = ()  # the backends that were compared last
     costs_s: Sequence[float] = ()  # of the request, at each of `weighed`
     let_in: bool = False  # it had a place before, so it need not wait its turn again
+    moves_rest: bool | None = None  # until a rest is sent: it moves, or (False) follows a failure
 
 
 class Credit(msgspec.Struct, gc=False):

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from gateway.core.codes import CODES
+from gateway.core.endings import Barrier
 from gateway.core.errors import (
     AdapterLost,
     BackendBroke,
@@ -301,6 +302,8 @@ def as_told(error: GatewayError, down: Downstream, record: RequestRecord) -> Gat
     """Return the error that a client gets for a failure. If it gets nothing else, no tokens were used."""
     if isinstance(error, UpstreamError | Rejected) and down.trailed and down.trailed.awaits:
         error = StreamBroke("The stream broke off, and no other backend could go on with it.")
+        if down.answering and record.not_resumed is None:  # none had room in time
+            record.not_resumed = Barrier.NO_BACKEND
     if isinstance(error, UpstreamError) and not down.answering:
         if isinstance(error, StreamBroke):
             error.outcome = Outcome.BACKEND_ERROR

@@ -49,7 +49,7 @@ from gateway.ingress.drain import shutting_down
 from gateway.ingress.early import Early
 from gateway.ingress.heads import header_lines
 from gateway.ingress.leaving import bar_another, let_go, taken_ahead, what_runs
-from gateway.ingress.measuring import UNMEASURED, Measuring
+from gateway.ingress.measuring import UNMEASURED, Measuring, rest_sent
 from gateway.ingress.outgoing import outgoing
 from gateway.ingress.passing import Passing
 from gateway.ingress.retrying import Retrying
@@ -250,6 +250,8 @@ class Handler:
                     if down.trailed is not None and bar_another(ask, down.trailed, backend):
                         break
                     record.attempts += 1
+                    if ask.moves_rest is not None:
+                        rest_sent(record, ask)
                     record.backend_id = backend.id
                     record.engine_id = plain_id() if backend.plain else engine_id()
                     record.sent = slot.sent

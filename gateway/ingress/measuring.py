@@ -290,8 +290,7 @@ class Measuring:
         rest = stream.rest(moved=moved) if chance is not Chance.NEVER else None
         if rest is None:
             return False
-        record.resumed += 1
-        record.moved += moved
+        ask.moves_rest = moved
         if record.usage is not None:  # its client may leave before the next one tells anything
             record.usage = structs.replace(record.usage, completion_tokens=stream.events)
         self._asks(ask, *rest)
@@ -324,6 +323,13 @@ class Measuring:
         ask.returned = record.client_retry > 0
         if record.fallback is not None:
             ask.fallback = record.fallback
+
+
+def rest_sent(record: RequestRecord, ask: Ask) -> None:
+    """Count that another backend is sent the rest of a stream. What nobody had room for in time does not count."""
+    record.resumed += 1
+    record.moved += ask.moves_rest is True
+    ask.moves_rest = None
 
 
 def _uncounted(window_tokens: int) -> Overloaded:

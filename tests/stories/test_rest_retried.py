@@ -58,6 +58,30 @@ def test_a_rest_that_the_last_backend_has_no_room_for_is_sent_there_again(refusa
     check()
 
 
+def test_a_rest_that_nobody_has_room_for_in_time_was_not_gone_on_with():
+    """Neither to operators nor in the metrics."""
+    pools = """pools: {m: {queue: {max_wait: 300ms}, backends: [
+        {url: <0>, max_in_flight: 1}, {url: <1>, max_in_flight: 1}]}}"""
+    asked = {"model": "m", "prompt": "tell me", "stream": True, "max_tokens": 400}
+
+    @story
+    async def check():
+        slow = replace(SIM, decode_step_s=0.02)
+        async with gateway(slow, slow, pools=pools, access=True) as world:
+            async with world.http.stream("POST", PATHS[1], json=asked):  # which has the one place
+                idle = next(sim for sim in world.sims if not sim.received(PATHS[1]))
+                idle.inject("reset_after:7")
+                reply = await world.http.post(PATHS[1], json=asked)
+            assert b"no other backend could go on with it" in reply.content
+            await world.settled()
+            line = next(each for each in world.access_lines() if each["outcome"] != "client_gone")
+            told = line["outcome"], line["attempts"], line["resumed"], line["not_resumed"]
+            assert told == ("stream_broken", 1, 0, "no_backend")
+            assert "gateway_streams_resumed_total{" not in await world.metrics()
+
+    check()
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     "other",
