@@ -22,6 +22,7 @@ from gateway.sizing.serveplan import (
     BLOCK_TOKENS,
     CPU_BLOCK_TOKENS,
     MLA_BLOCK_TOKENS,
+    ONLINE_FP8,
     Device,
     KvDtype,
     Plan,
@@ -69,6 +70,8 @@ class Fit:
 
 def fit(model: ModelShape, plan: Plan) -> Fit:
     """Return whether a model fits as planned, and with how much room. Pure; never raises."""
+    if plan.quantization == ONLINE_FP8 and not model.quantized:
+        model = model.at_bits(8)
     problems = _problems(model, plan)
     if problems:
         plan = replace(plan, tp=1, pp=1) if plan.tp < 1 or plan.pp < 1 else plan

@@ -24,7 +24,8 @@ from gateway.launch.launcher import Changes
 from gateway.sizing.fit import Fit, Verdict, fit
 from gateway.sizing.fitways import Way, ways
 from gateway.sizing.modelfolder import ModelFolderError, read_model
-from gateway.sizing.serveplan import Device, Plan, PlanError, plan_of_args
+from gateway.sizing.modelshape import ModelShape
+from gateway.sizing.serveplan import ONLINE_FP8, Device, Plan, PlanError, plan_of_args
 
 _GIB: Final = 1 << 30
 
@@ -64,8 +65,7 @@ def _judged(
         if why or folder is None:
             return "not judged", [_not_judged(path, backend.name, why, hint)]
         model = read_model(folder)
-        if plan.dp > 1 and model.experts:
-            why = "how its engines share the experts (data-parallel-size) is not known here"
+        if why := _unknown_weights(plan, model):
             return "not judged", [_not_judged(path, backend.name, why)]
         found = fit(model, plan)
     except (ModelFolderError, PlanError) as error:
@@ -88,6 +88,15 @@ def _unknown(plan: Plan, folder: Path | None) -> tuple[str, str]:
     if plan.device is Device.GPU and not plan.gpu_memory_bytes:
         return "the GPU memory is unknown", "name it with --gpu-memory, such as --gpu-memory 24GiB"
     return "", ""
+
+
+def _unknown_weights(plan: Plan, model: ModelShape) -> str:
+    """Return why it is not known how large the weights on a GPU are; empty where it is."""
+    if plan.dp > 1 and model.experts:
+        return "how its engines share the experts (data-parallel-size) is not known here"
+    if plan.quantization not in (None, ONLINE_FP8) and not model.quantized:
+        return f"how small {plan.quantization} makes its weights is not known here"
+    return ""
 
 
 def _remarks(path: KeyPath, name: str, found: Fit) -> Iterator[Remark]:

@@ -8,9 +8,7 @@ from typing import Final
 
 from gateway.config.flags import MOST_UTILIZATION
 from gateway.sizing.fit import Fit, Verdict, fit
-from gateway.sizing.kvcaches import Dtype
-from gateway.sizing.modelshape import ModelShape, Weights
-from gateway.sizing.serveplan import Device, KvDtype
+from gateway.sizing.serveplan import ONLINE_FP8, Device, KvDtype
 
 _MOST_GPUS: Final = 16
 _FEW_SEQS: Final = 64
@@ -95,9 +93,9 @@ def _quantized(short: Fit) -> Iterator[Way]:
     if short.model.quantized:
         return
     for bits in (8, 4):
-        tried = fit(_at_bits(short.model, bits), short.plan)
+        tried = fit(short.model.at_bits(bits), short.plan)
         if tried.fits:
-            flags = ("--quantization", "fp8") if bits == 8 else ()
+            flags = ("--quantization", ONLINE_FP8) if bits == 8 else ()
             yield Way(f"weights of {bits} bits (another checkpoint, or fp8)", flags, tried)
             return
 
@@ -106,8 +104,7 @@ def _quantized_on_more_gpus(short: Fit) -> Iterator[Way]:
     if short.model.quantized:
         return
     for bits in (8, 4):
-        model = _at_bits(short.model, bits)
-        for way in _more_gpus(replace(short, model=model)):
+        for way in _more_gpus(replace(short, model=short.model.at_bits(bits))):
             yield replace(way, change=f"weights of {bits} bits, {way.change}")
 
 
@@ -121,24 +118,6 @@ _FINDERS: Final[tuple[Callable[[Fit], Iterator[Way]], ...]] = (
     _quantized,
     _more_gpus,
 )
-
-
-def _at_bits(model: ModelShape, bits: int) -> ModelShape:
-    """Return the model with the linear weights of its layers at so many bits.
-
-    Embedding and head stay as they are, as in checkpoints made with llm-compressor or AutoAWQ.
-    Scales of groups of 128 weights are counted: 16 bits each.
-    """
-    old = model.weights.loaded(Dtype.BFLOAT16)
-    share = (bits + 16 / 128) / 16
-    ends = old.embedding_bytes + old.head_bytes
-    weights = Weights(
-        total_bytes=ends + int((old.total_bytes - ends) * share),
-        embedding_bytes=old.embedding_bytes,
-        head_bytes=old.head_bytes,
-        layer_bytes=tuple(int(each * share) for each in old.layer_bytes),
-    )
-    return replace(model, weights=weights, quantized=True)
 
 
 def command(found: Fit, model: str) -> tuple[str, ...]:
@@ -162,6 +141,7 @@ def command(found: Fit, model: str) -> tuple[str, ...]:
         ("--tensor-parallel-size", plan.tp, 1),
         ("--pipeline-parallel-size", plan.pp, 1),
         ("--dtype", plan.dtype.value if plan.dtype else None, None),
+        ("--quantization", plan.quantization, None),
         ("--kv-cache-dtype", plan.kv_dtype.value, KvDtype.AUTO.value),
         ("--mamba-ssm-cache-dtype", plan.state_dtype.value if plan.state_dtype else None, None),
         ("--max-num-seqs", plan.max_num_seqs, None),

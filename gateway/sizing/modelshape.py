@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.sizing.kvcaches import Dtype, Heads, State
 from gateway.sizing.modelconfig import ModelConfig
@@ -87,6 +87,23 @@ class ModelShape:
         """Whether its attention is MLA."""
         caches = [c for layer in self.layers for c in layer if not isinstance(c, State)]
         return bool(caches) and not any(isinstance(cache, Heads) for cache in caches)
+
+    def at_bits(self, bits: int) -> ModelShape:
+        """Return the model with the linear weights of its layers at so many bits.
+
+        Embedding and head stay as they are, as in checkpoints made with llm-compressor or AutoAWQ.
+        Scales of groups of 128 weights are counted: 16 bits each.
+        """
+        old = self.weights.loaded(Dtype.BFLOAT16)
+        share = (bits + 16 / 128) / 16
+        ends = old.embedding_bytes + old.head_bytes
+        weights = Weights(
+            total_bytes=ends + int((old.total_bytes - ends) * share),
+            embedding_bytes=old.embedding_bytes,
+            head_bytes=old.head_bytes,
+            layer_bytes=tuple(int(each * share) for each in old.layer_bytes),
+        )
+        return replace(self, weights=weights, quantized=True)
 
     @staticmethod
     def of_config(

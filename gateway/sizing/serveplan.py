@@ -21,6 +21,7 @@ GIB: Final = 1 << 30
 AUTO_LEN: Final = -1  # as long as the memory allows
 BLOCK_TOKENS: Final = 16
 CPU_BLOCK_TOKENS: Final = 128  # platforms/cpu.py
+ONLINE_FP8: Final = "fp8"  # a quantization: vLLM makes it of 16-bit weights as it loads them
 MLA_BLOCK_TOKENS: Final = 64  # FlashMLA; others take 32 or 128
 
 
@@ -69,6 +70,7 @@ class Plan:
     pp: int = 1
     dp: int = 1  # engines of one server, each with all of a dense model
     dtype: Dtype | None = None
+    quantization: str | None = None  # of the weights; a checkpoint that has one keeps it
     kv_dtype: KvDtype = KvDtype.AUTO
     state_dtype: Dtype | None = None  # of recurrent layers; None: that of the model
     max_model_len: int | None = None  # tokens; AUTO_LEN: as long as fits
@@ -136,6 +138,10 @@ def plan_of_args(
         PlanError: a value cannot be read, or is not known here.
     """
     flags = {_flag(name): value for name, value in args.items() if value is not None}
+    if str(flags.get("cpu-offload-gb", 0)) not in ("0", "0.0"):
+        raise PlanError(
+            "cpu-offload-gb: how much of the weights stays on the GPU is not known here"
+        )
     pp = _whole(flags, "pipeline-parallel-size") or 1
     dp = _whole(flags, "data-parallel-size") or 1
     tp = _whole(flags, "tensor-parallel-size")
@@ -151,6 +157,7 @@ def plan_of_args(
         pp=pp,
         dp=dp,
         dtype=_dtype(flags, "dtype"),
+        quantization=_quantization(flags),
         kv_dtype=_kv_dtype(flags),
         state_dtype=_dtype(flags, "mamba-ssm-cache-dtype"),
         max_model_len=_length(flags),
@@ -215,6 +222,11 @@ def _dtype(flags: Mapping[str, JsonValue], name: str) -> Dtype | None:
     except ValueError as error:
         known = "auto, half, float16, bfloat16, float, float32"
         raise PlanError(f"{name}: {value} is not one of {known}") from error
+
+
+def _quantization(flags: Mapping[str, JsonValue]) -> str | None:
+    value = flags.get("quantization")
+    return None if value is None or str(value).lower() == "none" else str(value)
 
 
 def _kv_dtype(flags: Mapping[str, JsonValue]) -> KvDtype:

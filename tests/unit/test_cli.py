@@ -1516,6 +1516,8 @@ def test_fit_judges_a_server_on_a_cpu(run, tmp_path, env, args, code, said):
     [
         ({"is_encoder_decoder": True}, "{}", "encoder-decoder models are not supported"),
         ({}, "{kv-cache-dtype: nvfp4}", "nvfp4 is not supported"),  # vLLM 0.25 has it
+        ({}, "{quantization: bitsandbytes}", "how small bitsandbytes makes its weights"),
+        ({}, "{cpu-offload-gb: 4}", "cpu-offload-gb: how much of the weights stays on"),
     ],
 )
 def test_what_the_fit_check_does_not_know_is_no_error_of_the_file(run, tmp_path, config, args, why):
@@ -1525,6 +1527,24 @@ def test_what_the_fit_check_does_not_know_is_no_error_of_the_file(run, tmp_path,
     assert "cannot tell whether it fits" in out
     assert why in out
     assert code == 0
+
+
+def test_a_server_that_takes_the_advice_of_the_fit_check_fits(run, tmp_path):
+    """Its weights are quantized as vLLM loads them."""
+    for args, code, said in (
+        (
+            "max-model-len: 512",
+            3,
+            "weights of 8 bits (another checkpoint, or fp8): --quantization fp8",
+        ),
+        ("max-model-len: 512, quantization: fp8", 0, "m/b1 fits"),
+    ):
+        folder = tmp_path / str(code)
+        folder.mkdir()
+        file = launched(folder, modelconfigs.LLAMA_3_8B, f"args: {{{args}}}", weights=8 * 10**9)
+        ended, out, _ = run("check", file, "--fit", "--gpu-memory", "14GiB")
+        assert said in out
+        assert ended == code
 
 
 def launched(tmp_path, config, more, weights=4):
