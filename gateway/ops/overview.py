@@ -237,8 +237,8 @@ def _without_problems(facts: Facts, moment: Moment) -> Overview:
         totals=Totals(
             backends=len(backends),
             backends_ready=sum(each["phase"] == Phase.READY.value for each in backends),
-            in_flight=sum(each["in_flight"] for each in backends)
-            + sum(each.in_flight for each in facts.table.leaving()),
+            in_flight=sum(each.in_flight for each in (*facts.table, *facts.table.leaving()))
+            + carried_by(facts.replicas.fellows()).total(),
             requests=facts.metrics.total_requests(),
             body_bytes=body_bytes,
             body_bytes_limit=body_bytes_limit,

@@ -31,6 +31,7 @@ from gateway.pools.facts import Tending
 from gateway.pools.health import Order
 from gateway.pools.table import PoolTable
 from gateway.routing.choice import Chooser
+from gateway.store.replicas import Replica, Told
 from tests.orderdesk import alone
 
 ONE, TWO = "http://127.0.0.1:8001", "http://127.0.0.1:8002"
@@ -55,6 +56,7 @@ class Fleet:
         self.clock = HeldClock()
         self.config = Config.model_validate({"pools": pools})
         self.table = PoolTable(self.clock)
+        self.replicas = alone(self.clock)
         self.table.apply(self.config.pools)
         self.metrics = Metrics(Readings(bodies=lambda: (5, 9)), self.clock)
         self.series, self.known = Series(self.metrics, self.clock), Known()
@@ -89,7 +91,7 @@ class Fleet:
             why_held=lambda pool: "",
             why_drained=lambda backend_id: self.why_drained,
             trial=lambda pool: None,
-            replicas=alone(self.clock),
+            replicas=self.replicas,
             lately=Lately(self.series),
             failed=self.failed,
             ended={},
@@ -279,6 +281,15 @@ def test_requests_at_a_backend_that_a_reload_took_away_are_in_flight_until_they_
     assert fleet.overview()["totals"]["in_flight"] == 1
     slot.release()
     assert fleet.overview()["totals"]["in_flight"] == 0
+
+
+def test_so_they_are_where_another_worker_carries_them(fleet):
+    told = Told(group="workers", worker=2, in_flight={"m/b1": 2, "m/gone": 3})
+    fleet.replicas.every = [Replica("2", told, fleet.clock.at)]
+    fleet.replicas.group, fleet.replicas.answered_at = "workers", fleet.clock.at
+    fleet.table.take("m/b1", 100.0)
+    assert fleet.backend()["in_flight"] == 3
+    assert fleet.overview()["totals"]["in_flight"] == 6
 
 
 def test_one_that_fails_and_that_its_pool_cannot_spare_says_so():
