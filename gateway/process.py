@@ -38,6 +38,7 @@ from gateway.observe.ended import EndedRequests
 from gateway.observe.ledger import Ledger
 from gateway.observe.metrics import Metrics
 from gateway.observe.outlet import Outlet
+from gateway.observe.readings import carried_by
 from gateway.observe.series import Series
 from gateway.ops.reloads import History, Reload, left_to
 from gateway.ops.upgrading import Upgrades
@@ -137,11 +138,11 @@ class Process:
         """Whether it heals, places adapters and serves operators; of several workers, one does."""
         return self.group is None or self.group.place.leads
 
-    def oldest_at(self, backend_id: str) -> float | None:
-        """Return when the oldest request came that a backend carries; None when it carries none."""
+    def carried(self, backend_id: str) -> tuple[float | None, int]:
+        """Return when the oldest request came that a backend carries here, if any; and how many others have there."""
         records = (down.record for down in self.ingress.live if down.record is not None)
         came = (each.received_at for each in records if each.backend_id == backend_id)
-        return min(came, default=None)
+        return min(came, default=None), carried_by(self.replicas.fellows())[backend_id]
 
     def note_start(self) -> None:
         """Note the configuration that it begins with."""

@@ -152,7 +152,7 @@ def _desk(process: Process) -> Desk:
         replicas=process.replicas,
         adapters=process.adapters,
         quarantine=process.handler.retrying.quarantine,
-        orders=Orders(process.table, process.supervisor, process.clock, process.oldest_at),
+        orders=Orders(process.table, process.supervisor, process.clock, process.carried),
         upgrades=process.upgrades,
         reloading=process,
         keys=lambda: process.key_store,

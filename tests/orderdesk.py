@@ -11,7 +11,7 @@ from gateway.store.replicas import Replicas, Told
 def orders(table, clock, config):
     """Return what `admin_app` needs; nothing is supervised unless the configuration says so."""
     store = MemoryStore(clock)
-    return Orders(table, Supervisor(table, clock, store, config), clock, lambda _: None)
+    return Orders(table, Supervisor(table, clock, store, config), clock, lambda _: (None, 0))
 
 
 def adapters(table, clock, config, ordered):

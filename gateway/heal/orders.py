@@ -45,20 +45,25 @@ class Touched:
     backend_id: str
     verb: Verb
     changes: bool  # False: it is so already
-    requests: int  # in flight on the backend
-    oldest_s: float | None  # age of the oldest of them
+    requests: int  # in flight on the backend, of all workers
+    oldest_s: (
+        float | None
+    )  # age of the oldest of them; None: there is none, or another worker has some
     last: bool  # no other backend of the pool serves, but for those that are about to be restarted
     sentence: str
 
 
 @dataclass(slots=True)
 class Orders:
-    """Carries operators' orders out. `oldest_at` tells since when a backend carries its oldest request."""
+    """Carries operators' orders out.
+
+    Of a backend, `carried` tells when the oldest request of this worker came, and how many other workers have there.
+    """
 
     table: PoolTable
     supervisor: Supervisor
     clock: Clock
-    oldest_at: Callable[[str], float | None]
+    carried: Callable[[str], tuple[float | None, int]]
 
     async def give(
         self,
@@ -172,9 +177,9 @@ class Orders:
         last = verb is not Verb.UNDRAIN and serves and not others
         if last and changes and not force:
             state += f"; it is the last backend that serves {backend.pool}, so this needs `--force`"
-        oldest_at = self.oldest_at(backend.id)
-        requests = backend.in_flight
-        oldest_s = None if oldest_at is None else now - oldest_at
+        oldest_at, elsewhere = self.carried(backend.id)
+        requests = backend.in_flight + elsewhere
+        oldest_s = None if oldest_at is None or elsewhere else now - oldest_at
         carries = f"{requests} request{'' if requests == 1 else 's'} in flight"
         age = "" if oldest_s is None else f", the oldest for {oldest_s:.0f} s"
         sentence = f"{backend.id} {state}; {carries}{age}."

@@ -286,6 +286,9 @@ async def test_the_overview_tells_what_all_workers_carry():
                     await asyncio.sleep(0.05)
                 carry = {each["worker"] for each in told["store"]["replicas"] if each["in_flight"]}
         assert in_state(told)["in_flight"] == opened == len(chats(world.sims[0]))
+        told = (await order(world, "backends/m/b1:drain", {"dry_run": True})).json()
+        assert told["requests"] == opened  # that a drain would wait for
+        assert f"; {opened} requests in flight" in told["sentence"]
 
 
 async def connections(world):
