@@ -287,16 +287,16 @@ def _backends(
     told: Sequence[str],
     now: float,
 ) -> Iterator[Problem]:
-    """Yield what is wrong with each backend; many in one state are told as one. `told`: subjects.
+    """Yield what is wrong with each backend; many of one kind are told as one. `told`: subjects.
 
     Where a pool is down, its only backend was told as the cause.
     """
     alone = len(pool["backends"]) == 1 and pool["state"] in ("down", "starting")
-    by_kind: dict[tuple[str, str], list[tuple[BackendOverview, Problem]]] = {}
-    for backend in () if alone else pool["backends"]:
+    by_kind: dict[str, list[tuple[BackendOverview, Problem]]] = {}
+    for backend in () if alone else _worst_first(pool["backends"]):
         found = state_problem(backend, now, failures.get(backend["id"], {}))
         if found is not None:
-            by_kind.setdefault((backend["state"], found.kind), []).append((backend, found))
+            by_kind.setdefault(found.kind, []).append((backend, found))
     for alike in by_kind.values():
         if len(alike) > MOST_ALIKE:
             since = min(problem.since or now for _, problem in alike)
@@ -323,11 +323,12 @@ def _few(alike: Sequence[Problem], subject: str) -> Sequence[Problem]:
 
 def _many(pool: PoolOverview, alike: Sequence[BackendOverview], first: Problem) -> Problem:
     names = ", ".join(each["name"] for each in alike[:_NAMED])
+    states = " or ".join(dict.fromkeys(each["state"] for each in alike))
     return Problem(
         kind=first.kind,
         severity=first.severity,
         subject=f"backends of pool {pool['name']}",
-        what=f"{len(alike)} backends of pool {pool['name']} are {alike[0]['state']}"
+        what=f"{len(alike)} backends of pool {pool['name']} are {states}"
         f" ({names} and {len(alike) - _NAMED} more)",
         cause=f"Of {alike[0]['name']}: {first.cause}" if first.cause else "",
         remedy=first.remedy,

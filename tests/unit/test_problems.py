@@ -535,6 +535,18 @@ def test_many_backends_are_told_as_one_only_with_others_of_their_kind(fleet):
     assert found[0].kind != found[1].kind
 
 
+def test_many_of_one_kind_in_two_states_are_one_problem_with_one_series(fleet):
+    (pool,) = fleet.overview()["pools"]
+    states = [("degraded", "silent")] * 5 + [("frozen", "frozen")] * 5
+    backends = [
+        pool["backends"][0] | {"id": f"m/b{n}", "name": f"b{n}", "state": state, "reason": reason}
+        for n, (state, reason) in enumerate(states)
+    ]
+    (found,) = pool_problems(pool | {"backends": backends}, Lately(fleet.series), {}, 100.0)
+    assert (found.kind, found.subject) == ("frozen", "backends of pool m")
+    assert found.what == "10 backends of pool m are frozen or degraded (b5, b6, b7 and 7 more)"
+
+
 def test_problems_of_many_adapters_and_backends_are_few():
     fleet = Fleet(m={"backends": [f"http://127.0.0.1:{8001 + place}" for place in range(50)]})
     fleet.ready(*(each.id for each in fleet.table))  # their metrics were never read
