@@ -306,16 +306,26 @@ def hidden_problems(backend: BackendOverview, failed: Mapping[str, str]) -> Iter
 
 def kv_problem(backend: BackendOverview) -> Problem:
     """Return that the KV cache of a backend is full."""
-    used = backend["kv_usage_ratio"] or backend["kv_projected_ratio"] or 1.0
     return Problem(
         kind="kv_full",
         severity="degraded",
         subject=f"backend {backend['id']}",
-        what=f"The KV cache of backend {backend['id']} is full ({used:.0%} used,"
-        f" {backend['running'] or 0} running, {backend['waiting'] or 0} waiting)",
+        what=f"The KV cache of backend {backend['id']} is full ({kv_use(backend)})",
         cause="It gets no new requests until some of its own end.",
         remedy="Add a backend, raise `--gpu-memory-utilization` of vLLM, or lower `max_context` of the pool.",
     )
+
+
+def kv_use(backend: BackendOverview) -> str:
+    """Return how full the KV cache of a backend is, and by what; what is not known is left out."""
+    told: list[tuple[float | None, str, str]] = [
+        (backend["kv_usage_ratio"], ".0%", "used"),
+        (backend["running"], "d", "running"),
+        (backend["waiting"], "d", "waiting"),
+    ]
+    if backend["obstacle"] == Exclusion.NO_KV_ROOM.value:
+        told.insert(1, (backend["kv_projected_ratio"], ".0%", "with what its requests will need"))
+    return ", ".join(f"{value:{form}} {what}" for value, form, what in told if value is not None)
 
 
 def engine_lost(backend: BackendOverview) -> bool:

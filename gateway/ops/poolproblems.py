@@ -12,6 +12,7 @@ from gateway.ops.backendproblems import (
     adapter_remedy,
     hidden_problems,
     kv_problem,
+    kv_use,
     state_and_cause,
     state_problem,
 )
@@ -157,8 +158,7 @@ def _saturated(pool: PoolOverview, tally: Tally) -> Problem:
 def _obstacle(backend: BackendOverview) -> str:
     name, running, waiting = backend["name"], backend["running"], backend["waiting"]
     if backend["obstacle"] in _KV:
-        used = backend["kv_usage_ratio"] or backend["kv_projected_ratio"] or 1.0
-        return f"The KV cache of {name} is full: {used:.0%} used, {running or 0} running, {waiting or 0} waiting."
+        return f"The KV cache of {name} is full: {kv_use(backend)}."
     if backend["obstacle"] == Exclusion.ENGINE_QUEUED.value:
         return f"The engine of {name} queues: {running or 0} running, {waiting or 0} waiting."
     if backend["obstacle"] == Exclusion.READING.value:

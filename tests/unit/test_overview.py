@@ -402,6 +402,21 @@ def test_the_limit_and_what_a_kv_cache_is_thought_to_hold_are_told(fleet):
     assert fleet.backend(1)["kv_projected_ratio"] is None
 
 
+def test_a_kv_cache_that_its_requests_are_going_to_fill_tells_by_how_much(fleet):
+    seen = LoadSample(100.0, 3, 1, 0.25, kv_capacity_tokens=1000)
+    for each in ("m/b1", "m/b2"):
+        fleet.table.observe(each, Scraped(seen))
+    fleet.table.take("m/b1", 100.0, Need(250, 480, streams=True))
+    assert fleet.verdict().startswith(
+        "The KV cache of backend m/b1 is full (25% used, 98% with what its requests will need, 3 running, 1 waiting)."
+    )
+    fleet.clock.at = 110.0  # its metrics are out of date
+    fleet.table.take("m/b2", 110.0, Need(250, 730, streams=True))
+    assert fleet.verdict().startswith(
+        "The KV cache of backend m/b2 is full (98% with what its requests will need). Since "
+    )
+
+
 def test_the_worst_pool_comes_first_and_the_good_ones_last():
     fleet = Fleet(
         a={"backends": [ONE]},
