@@ -65,6 +65,7 @@ class Counted(msgspec.Struct):
     began: float  # monotonic, a clock that all processes of a machine share
     values: dict[str, list[tuple[Labels, float]]]
     cells: dict[str, list[tuple[Labels, list[float]]]]  # of histograms
+    number: int = 0  # of the report: who asks twice may hear the second one first
 
 
 class Gathered:
@@ -74,16 +75,19 @@ class Gathered:
         self.life, self.began = life, began
         self._before: dict[str, Counted] = {}  # by life
         self._alive: list[str] = []
+        self._told = 0  # reports
 
     def tell(
         self, values: Mapping[str, Mapping[Labels, float]], cells: Mapping[str, Mapping[Labels, list[float]]]
     ) -> Any:  # fmt: skip
         """Return what this process counted, to be sent to another."""
+        self._told += 1
         report = Counted(
             self.life,
             self.began,
             {name: [*of.items()] for name, of in values.items() if name in _REPORTED and of},
             {name: [*of.items()] for name, of in cells.items() if name in _REPORTED and of},
+            self._told,
         )
         return msgspec.to_builtins(report)
 
@@ -100,10 +104,12 @@ class Gathered:
                 each = msgspec.convert(one, Counted)
             except msgspec.ValidationError:
                 continue
+            self._alive.append(each.life)
             before = self._before.get(each.life)
+            if before is not None and each.number < before.number:
+                continue
             self._before.pop(each.life, None)  # so that the dictionary's order is that of time
             self._before[each.life] = each
-            self._alive.append(each.life)
             if before is None and each.began < self.began:
                 continue
             _add_up(values, cells, before or Counted(each.life, each.began, {}, {}), each)

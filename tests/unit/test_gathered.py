@@ -86,6 +86,19 @@ def test_sums_never_fall_when_a_worker_dies_or_is_slow_to_answer():
     assert total(one, "gateway_requests_total") == 6
 
 
+def test_a_report_that_a_newer_one_overtook_adds_nothing():
+    """Two look at the same time, and who asked first waits longer for a third worker."""
+    one, two = worker(), worker(queued=2)
+    serve(two, 3)
+    first = two.tell()
+    serve(two, 2)
+    for _ in range(2):
+        one.hear([two.tell()])
+        one.hear([first])
+        assert total(one, "gateway_requests_total") == 5
+        assert total(one, "gateway_queue_requests") == 2
+
+
 def test_what_was_counted_before_this_worker_began_is_not_counted_here():
     before = worker(at=50.0)
     serve(before, 7)
