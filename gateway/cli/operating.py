@@ -27,9 +27,11 @@ from gateway.core.bounds import LOG_BYTES, LONGEST_HOLD_S, MOST_LOG_BYTES
 
 _POLL_S: Final = 1.0
 _UPGRADE_S: Final = 150.0  # the gateway gives the new process 120 s
+# Until then other workers have heard of a drain, and told what they carry: each tells once a second.
+_HEARD_S: Final = 5.0
 _SERVES: Final = frozenset({"ready", "degraded"})
 
-Done = Callable[[dict[str, Any]], bool]  # of a backend as the overview tells it
+Done = Callable[[dict[str, Any], dict[str, Any]], bool]  # of an overview, and of a backend in it
 
 Backend = Annotated[str, typer.Argument(metavar="BACKEND", help="The backend, as POOL/NAME.")]
 Reason = Annotated[str, typer.Option(help="The reason, recorded with the event.")]
@@ -65,7 +67,7 @@ def drain(  # noqa: PLR0913 - the options of a verb
     order = {"reason": reason, "dry_run": dry_run, "force": force}
     give_order(server, token, f"{backend}:drain", order, output)
     if wait and not dry_run:
-        _until(server, token, backend, patience_s, lambda now: bool(now["in_flight"] == 0))
+        _until(server, token, backend, patience_s, _emptied)
 
 
 def undrain(
@@ -95,7 +97,7 @@ def restart(  # noqa: PLR0913 - the options of a verb
     give_order(server, token, f"{backend}:restart", order, output)
     if wait and not dry_run:
         time.sleep(_POLL_S)  # the order is taken up within a turn
-        _until(server, token, backend, patience_s, _restarted)
+        _until(server, token, backend, patience_s, lambda _, now: _restarted(now))
 
 
 def logs(
@@ -229,7 +231,7 @@ def _until(server: str, token: str, backend: str, patience_s: float, done: Done)
         now = next((each for each in every if each["id"] == backend), None)
         if now is None:
             raise VerbError(f"{backend} no longer exists", code=Exit.NOT_FOUND)
-        if done(now):
+        if done(overview, now):
             return
         if now["detail"] != told:
             told = now["detail"]
@@ -239,6 +241,12 @@ def _until(server: str, token: str, backend: str, patience_s: float, done: Done)
         f"not finished after {patience_s:g} s; it continues in the background",
         "see `vllm-gateway status`",
     )
+
+
+def _emptied(overview: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether a drained backend carries no request, and nobody can be about to send one."""
+    alone = overview.get("store") is None
+    return now["in_flight"] == 0 and (alone or now["phase_age_s"] >= _HEARD_S)
 
 
 def _restarted(now: dict[str, Any]) -> bool:

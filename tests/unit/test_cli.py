@@ -715,6 +715,10 @@ def admin(body=OVERVIEW, status=200, unix=None):
             self.end_headers()
             self.wfile.write(data)
 
+        def do_POST(self):
+            self.rfile.read(int(self.headers["content-length"]))
+            self.do_GET()
+
         def log_message(self, *args):
             pass
 
@@ -730,6 +734,24 @@ def admin(body=OVERVIEW, status=200, unix=None):
         yield url, seen
         server.shutdown()
         thread.join()
+
+
+@pytest.mark.parametrize(("store", "looks"), [(None, 1), ({"trouble": "", "replicas": []}, 3)])
+def test_a_drain_has_ended_once_others_told_what_they_carry(run, store, looks):
+    """Another worker may have sent a request there a moment ago, and has not heard of the drain yet."""
+    carried = iter([(0, 0.5), (2, 1.5), (0, 5.5)])
+
+    def told(path):
+        if path.endswith(":drain"):
+            return {"sentence": "m/b1 takes no new work; 0 requests in flight."}
+        in_flight, age_s = next(carried)
+        backend = {"id": "m/b1", "phase": "draining", "detail": "takes no new requests"}
+        backend |= {"in_flight": in_flight, "phase_age_s": age_s}
+        return {"store": store, "pools": [{"backends": [backend]}]}
+
+    with admin(told) as (url, seen):
+        assert run("drain", "m/b1", "--wait", "--server", url)[0] == 0
+    assert len(seen) == 1 + looks
 
 
 def test_a_log_without_a_line_is_said_to_be_empty(run):
