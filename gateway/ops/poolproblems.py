@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from gateway.core.exclusion import Exclusion
+from gateway.observe.instruments import OTHER
 from gateway.observe.recent import Tally
 from gateway.ops.backendproblems import (
     adapter_remedy,
@@ -199,7 +200,7 @@ def _some_fail(pool: PoolOverview, lately: Lately) -> Iterator[Problem]:
 def _models(pool: PoolOverview, lately: Lately) -> Iterator[Problem]:
     """Yield the models that fail, or that nobody serves, where the pool as a whole serves."""
     serves = pool["state"] in ("ready", "degraded")
-    served = {pool["name"], *pool["aliases"]}
+    served = {pool["name"], *pool["aliases"], OTHER}  # the last: many, of which some are served
     for each in pool["backends"]:
         if each["state"] in ("ready", "degraded"):
             served.update(set(each["models"]) - each["adapters_kept_back"].keys())

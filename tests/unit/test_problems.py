@@ -19,6 +19,7 @@ from gateway.core.types import (
     ServedModel,
     ShedReason,
 )
+from gateway.observe.instruments import OTHER as OTHERS
 from gateway.ops.backendproblems import cause_of, state_and_cause, state_problem
 from gateway.ops.callers import Callers
 from gateway.ops.gatewayproblems import Own, own_problems
@@ -241,6 +242,13 @@ def test_a_model_that_nobody_serves_is_named_where_its_pool_serves(fleet):
     problem = found(fleet, "model_fails")
     assert "Model sql of pool m fails most requests: all 9 requests" in problem["sentence"]
     assert problem["cause"] == "9 shed (503). Backends that have it: none."
+
+
+def test_many_models_counted_as_one_are_no_failing_model_where_all_was_for_capacity(fleet):
+    """Beyond 1,000 names, the others share one: some of these are served."""
+    ends(fleet, 10)
+    ends(fleet, 10, Outcome.SHED, 503, model=OTHERS)
+    assert fleet.problems() == [("shed", "pool m")]
 
 
 def test_a_saturated_pool_is_no_failing_model(fleet):
