@@ -156,6 +156,7 @@ def callers_seen(desk: Desk) -> Callers:
         slow={key: for_s for key, for_s in desk.slow_clients().items() if for_s >= _SLOW_CLIENT_S},
         unknown_models=series.unknown_models(),
         unknown_model=last_unknown,
+        uploading=_uploading(desk),
     )
 
 
@@ -166,6 +167,16 @@ def _changed_wall(file: Path, text_in_force: str) -> float | None:
         return None if same else file.stat().st_mtime
     except OSError:
         return None  # it was removed, or cannot be read: a reload would say so
+
+
+def _uploading(desk: Desk) -> dict[str, int]:
+    """Return how many requests of this process each backend waits for the rest of."""
+    return Counter(
+        down.record.backend_id
+        for down in desk.requests.live()
+        if down.upload is not None and down.upload.left_bytes != 0
+        and down.record is not None and down.record.backend_id is not None
+    )  # fmt: skip
 
 
 def _refusals(desk: Desk) -> tuple[dict[str, str], str]:

@@ -332,7 +332,8 @@ def engine_lost(backend: BackendOverview) -> bool:
     """Whether a backend has far more of our requests than its engine knows."""
     if backend["running"] is None or backend["waiting"] is None:
         return False
-    lost = backend["in_flight"] - backend["running"] - backend["waiting"]
+    sent = backend["in_flight"] - backend["uploading"]
+    lost = sent - backend["running"] - backend["waiting"]
     return lost >= _LOST_REQUESTS and 2 * lost > backend["in_flight"]
 
 

@@ -70,6 +70,7 @@ class BackendOverview(TypedDict):
     phase_age_s: float
     detail: str  # a sentence with the evidence
     in_flight: int  # requests of this gateway on it
+    uploading: int  # these of them whose clients still send sound
     running: int | None  # the backend's own figures; null while unknown or stale
     waiting: int | None
     kv_usage_ratio: float | None
@@ -309,6 +310,7 @@ def _backend(backend: Backend, facts: Facts, moment: Moment, elsewhere: int) -> 
         phase_age_s=round(moment.now - backend.health.since, 3),
         detail=detail_of(backend, facts.why_drained(backend.id)),
         in_flight=backend.in_flight + elsewhere,
+        uploading=facts.own.callers.uploading.get(backend.id, 0),
         running=fresh.running if fresh is not None else None,
         waiting=fresh.waiting if fresh is not None else None,
         kv_usage_ratio=fresh.kv_usage_ratio if fresh is not None else None,

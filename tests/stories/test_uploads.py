@@ -11,6 +11,7 @@ from gateway.core.limits import KeyLimits
 from gateway.core.types import Phase
 from gateway.process import reload
 from tests import keyfiles as keys
+from tests import loopback
 from tests.stories.support import FAST, gateway, story
 
 PATH = "/v1/audio/transcriptions"
@@ -177,6 +178,26 @@ async def test_the_backend_gets_the_first_bytes_before_the_client_has_sent_the_l
         assert received(world)[0].body == body
         assert received(world)[0].header("content-length") == str(len(body))
         await world.settled()
+
+
+@story
+async def test_operators_are_told_of_uploads_that_are_on_their_way():
+    body = form(MODEL, file(MIB))
+    async with wired() as (world, wire), Client.open(world) as client:
+
+        async def told():
+            async with loopback.client(base_url=world.admin_url) as http:
+                overview = (await http.get("/admin/v1/overview")).json()
+            (backend,) = overview["pools"][0]["backends"]
+            return backend["in_flight"], backend["uploading"]
+
+        await client.send(body)
+        await world.until(lambda: wire.connections)
+        assert await told() == (1, 1)
+        client.writer.write(b"0\r\n\r\n")
+        assert (await client.reply())[0] == 200
+        await world.settled()
+        assert await told() == (0, 0)
 
 
 @story

@@ -314,6 +314,20 @@ def test_a_backend_that_has_far_more_of_our_requests_than_its_engine_runs_is_tol
     assert "20 requests of this gateway, and its engine runs and queues only 4" in told
 
 
+def test_requests_whose_sound_is_on_its_way_are_not_lost(fleet):
+    """The engine cannot have them yet."""
+    for _ in range(20):
+        fleet.table.take("m/b1", fleet.clock.at)
+    fleet.own = Own(callers=Callers(uploading={"m/b1": 12}))
+    fleet.problems()
+    passes(fleet, 8)
+    assert fleet.problems() == []
+    fleet.own = Own(callers=Callers(uploading={"m/b1": 2}))
+    fleet.problems()
+    passes(fleet, 8)
+    assert fleet.problems() == [("lost_requests", "backend m/b1")]
+
+
 def test_metrics_that_are_out_of_date_are_told_after_a_while(fleet):
     fleet.clock.at += 5.0
     assert fleet.problems() == []
