@@ -33,7 +33,7 @@ from gateway.core.types import Phase
 from gateway.heal.decisions import GRAVITY, Cause, Decision, Restart, Sign, Suspend, Wait, Why
 from gateway.heal.members import ALL_GPUS, Circumstances, Member, overlap
 from gateway.heal.record import History, Record
-from gateway.heal.states import Failed, Serving
+from gateway.heal.states import Absent, Failed, Serving
 
 BLIND_S: Final = 60.0  # that we suspect ourselves
 TOGETHER_S: Final = 10.0  # what goes bad within this time goes bad together
@@ -210,7 +210,8 @@ class _Case:
             return self.record.cleared().ordered(order.incarnation, self.now, counts=False)
         self.pool.turn_taken |= self.lives
         # The first launch restarts nothing, and what it brings up may fail for the first time.
-        launch = order.incarnation is None and not self.record.orders_for(None).times
+        absent = order.incarnation is None or isinstance(self.member.state, Absent)
+        launch = absent and not self.record.orders_for(order.incarnation).times
         counts = order.cause is not Cause.SCHEDULED and not launch
         return self.record.ordered(order.incarnation, self.now, counts=counts)
 

@@ -376,6 +376,16 @@ def test_the_first_launch_of_all_is_no_restart_so_its_failure_is_the_first():
     assert (why(found), found.until) == (Why.BACKOFF, ward.now + 10)
 
 
+def test_the_first_launch_of_one_that_ended_with_the_gateway_before_is_no_restart_either():
+    ward = Ward(SupervisionConfig(max_restarts=1))
+    ward.history = History()
+    ended = {"state": lambda now: Absent(now, "i0", due=True), "phase": Phase.STARTING}
+    assert ward.see(a=ended)["p/a"].attempt == 1
+    order = ward.see(a=dead("i1") | {"ours": True})["p/a"]
+    assert isinstance(order, Restart)
+    assert isinstance(ward.see(a=dead("i2") | {"ours": True})["p/a"], Suspend)
+
+
 def test_one_that_was_stopped_and_not_started_is_tried_again():
     ward = Ward()
     order = ward.see(a=FROZEN)["p/a"]
