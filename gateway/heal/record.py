@@ -167,6 +167,10 @@ class History:
         """An operator says that the cause is gone: no failures."""
         return self.after(backend_id, self.of(backend_id).cleared())
 
+    def anew(self, backend_id: str) -> History:
+        """A reload made another unit for a backend: what it sees first took the place of nothing."""
+        return self.after(backend_id, replace(self.of(backend_id), incarnation=None))
+
     def came_to(self, setback: Setback, order: Restart) -> History:
         """Take note of what became of an order."""
         record = self.of(order.backend_id).came_to(setback, order, self.at)

@@ -107,17 +107,20 @@ class Supervisor:
         Where another way to start a server is configured, who is in charge forgets the failures of the old
         one: its suspension, and what remedies changed. A backend that is gone has no failures either.
         """
-        before = {each.id: each.way for each in self.units.values()}
+        before = {each.id: (each, each.way) for each in self.units.values()}
         lasts = {"state": self._config.state}  # its servers are known by it
         self._config = config.model_copy(update=lasts)
         self.fleet.apply(self._config)
         if not self.in_charge:
             return
         for unit in self.units.values():
-            if before.get(unit.id, unit.way) != unit.way:
+            known, way = before.pop(unit.id, (unit, unit.way))
+            if way != unit.way:
                 self.clear(unit.id)
-        for gone in before.keys() - self.units.keys():
-            self.history = self.history.clear(gone)
+            if known is not unit:
+                self.history = self.history.anew(unit.id)
+        for gone in before:
+            self.history = self.history.clear(gone).anew(gone)
         self._follow_intent()
         self._drop_former()
 

@@ -322,6 +322,20 @@ async def test_a_backend_that_is_removed_and_put_back_many_times_has_not_failed(
 
 
 @story
+async def test_a_backend_whose_key_is_changed_was_not_restarted_by_anybody():
+    async with machine() as on:
+        await on["m/b1"].begin()
+        command = {"restart": {"command": ["true"]}}  # what it runs has no name but ours
+        async with fleet(on, managed(on["m/b1"]) | command, make_launcher=launcher_of) as world:
+            await world.turns()
+            backends(world)[0]["api_key"] = "another"
+            await world.reload()
+            await world.serves()
+            await world.turns()
+            assert world.process.supervisor.history.of("m/b1").restarts == ()
+
+
+@story
 async def test_what_is_changed_as_it_starts_is_begun_anew_at_once():
     async with machine() as on:
         slot, never = on["m/b1"], asyncio.Event()
