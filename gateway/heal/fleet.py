@@ -88,21 +88,21 @@ class Fleet:
         if launcher is None:
             return None
         leaving = [each for each in self.leaving.values() if each.unit.id == backend.id]
-        served = any(each.take_back(settings) for each in leaving)
+        back = [each.unit for each in leaving if each.take_back(settings)]
         after: tuple[asyncio.Task[None], ...] = ()
         stays = former is not None and same_server(former.config, settings)
         if former is not None and stays:
             after = former.after
-        elif not served:
+        elif not back:
             after = self._in_the_way_of(backend, pool, settings)
         until = ", ".join(self.leaving[each].unit.id for each in after if each in self.leaving)
         told = f"waiting to start until the server of {until} has ended" if until else ""
-        served = served or self.follows
+        served = bool(back) or self.follows
         state = Absent(self.shared.clock.now(), None, looked=False, served=served, told=told)
         unit = Unit(backend, pool, settings, launcher, self.shared, state)
         unit.after = after
-        if former is not None and stays:
-            take_over(unit, former)
+        for each in [*back, former] if former is not None and stays else back:
+            take_over(unit, each)
         return unit
 
     def _in_the_way_of(

@@ -234,6 +234,26 @@ async def test_a_backend_that_is_put_back_and_removed_again_finishes_what_it_car
 
 
 @story
+async def test_a_backend_that_is_put_back_and_restarted_finishes_what_it_carries():
+    async with machine() as on:
+        async with fleet(on, *on_two_gpus(on)) as world:
+            async with clients(world, tokens=60) as (_, broken):
+                await world.until(lambda: writes(world.slot()))
+                with held(world.slot()):
+                    gone = backends(world).pop(0)
+                    await world.reload()
+                    backends(world).insert(0, gone)
+                    await world.reload()
+                    assert (await world.order("restart")).json()["changed"]
+                    await world.until(lambda: world.told(EventKind.RESTART))
+                    await world.turns()
+                    assert not on["m/b1"].stops
+                await world.until(lambda: len(on["m/b1"].starts) == 2)
+                await world.serves()
+            assert not broken
+
+
+@story
 async def test_a_backend_that_is_put_back_as_its_server_stops_is_started_again():
     async with machine() as on:
         async with fleet(on, *on_two_gpus(on)) as world:
