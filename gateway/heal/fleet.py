@@ -90,14 +90,15 @@ class Fleet:
         leaving = [each for each in self.leaving.values() if each.unit.id == backend.id]
         back = [each.unit for each in leaving if each.take_back(settings)]
         after: tuple[asyncio.Task[None], ...] = ()
+        served = True
         stays = former is not None and same_server(former.config, settings)
         if former is not None and stays:
-            after = former.after
+            after, served = former.after, not _has_none(former)
         elif not back:
-            after = self._in_the_way_of(backend, pool, settings)
+            after, served = self._in_the_way_of(backend, pool, settings), False
         until = ", ".join(self.leaving[each].unit.id for each in after if each in self.leaving)
         told = f"waiting to start until the server of {until} has ended" if until else ""
-        served = bool(back) or self.follows
+        served = served or self.follows
         state = Absent(self.shared.clock.now(), None, looked=False, served=served, told=told)
         unit = Unit(backend, pool, settings, launcher, self.shared, state)
         unit.after = after
@@ -131,12 +132,11 @@ class Fleet:
     def _let_go(self, unit: Unit, config: Config) -> Departure:
         """Stop what is no longer configured so, once its requests have ended.
 
-        Where the same server stays configured under its name, it runs on. A unit that still waits has no server.
+        Where the same server stays configured under its name, it runs on.
         """
         unit.end()
         backend = self.shared.table.get(unit.id)
-        waits = not all(each.done() for each in unit.after)
-        stops = unit.config.launch is not None and not waits and not self.follows
+        stops = unit.config.launch is not None and not _has_none(unit) and not self.follows
         if backend is not None and same_server(unit.config, _settings(backend, config)[1]):
             stops = False
         departure = Departure(unit, self.shared, stops=stops, earlier=self.leaving.values())
@@ -195,6 +195,13 @@ class Fleet:
                 group.create_task(stop_server(unit, self.shared), name=f"stop {unit.id}")
         for unit in every:
             await closed(unit)
+
+
+def _has_none(unit: Unit) -> bool:
+    """Whether a unit has no server yet: before its first look it waits for the ends of others."""
+    state = unit.state
+    new = isinstance(state, Absent) and not (state.looked or state.served)
+    return new and not all(each.done() for each in unit.after)
 
 
 def _settings(backend: Backend, config: Config) -> tuple[PoolConfig, BackendConfig]:

@@ -175,6 +175,34 @@ async def test_a_server_that_moves_to_the_gpu_of_one_that_leaves_waits_for_its_e
 
 
 @story
+async def test_a_server_that_was_to_move_to_the_gpu_of_one_that_leaves_and_is_removed_is_stopped():
+    async with machine() as on:
+        async with fleet(on, *on_two_gpus(on)) as world:
+            async with streams(world):
+                backends(world)[:] = [launched(on["m/b2"], gpus=[0])]
+                await world.reload()  # b2 is to move to the GPU of b1, which finishes its streams
+                await world.turns()
+                backends(world)[:] = [launched(on["m/c1"], gpus=[2])]
+                await world.reload()
+                await world.until(lambda: not on["m/b2"].running)
+            await world.until(lambda: not on["m/b1"].running)
+
+
+@pytest.mark.parametrize("key", [None, "another"])
+@story
+async def test_a_server_that_is_to_move_to_the_gpu_of_one_that_leaves_serves_meanwhile(key):
+    async with machine() as on:
+        async with fleet(on, *on_two_gpus(on)) as world:
+            async with streams(world):
+                moved = launched(on["m/b2"], gpus=[0])
+                backends(world)[:] = [moved]
+                await world.reload()
+                backends(world)[:] = [moved | {"api_key": key}]
+                await world.reload()
+                await world.serves("m/b2")
+
+
+@story
 async def test_what_needs_nothing_of_a_server_that_leaves_starts_at_once():
     async with machine() as on:
         async with fleet(on, *on_two_gpus(on)) as world:
