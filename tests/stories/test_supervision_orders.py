@@ -883,7 +883,7 @@ async def crash_loop(on):
         async with fleet(on, *backends, **few) as other:
             await slot.die()
             await one.until(lambda: one.unit().suspended)
-            await other.until(lambda: other.unit().suspended)
+            await other.until(lambda: other.backend().reason == "suspended")
             yield one, other, first, broken
 
 
