@@ -36,7 +36,7 @@ class Following:
         self._store = store
         self._names = names
         self._replicas = replicas
-        self._tends: Mapping[str, tuple[str, str, str]] = {}
+        self._tended: frozenset[str] = frozenset()
 
     async def run(self) -> None:
         """Follow until cancelled; then what is worked on is left to the probes."""
@@ -61,13 +61,15 @@ class Following:
                     self._table.order(backend.id, order)
 
     def _tend(self, tends: Mapping[str, tuple[str, str, str]]) -> None:
-        before, self._tends = self._tends, tends
-        for backend_id in before.keys() - tends.keys():
-            self._table.tend(backend_id, None)
-        for backend_id, told in tends.items():
-            if before.get(backend_id) != told:
-                phase, reason, detail = told
-                self._table.tend(backend_id, Tending(Phase(phase), reason, detail))
+        """Show what is worked on; after a reload, another backend may have the name of one that was shown so."""
+        before, self._tended = self._tended, frozenset(tends)
+        for backend in self._table:
+            told = tends.get(backend.id)
+            if told is None and backend.id not in before:
+                continue
+            tending = None if told is None else Tending(Phase(told[0]), *told[1:])
+            if backend.health.tended != tending:
+                self._table.tend(backend.id, tending)
 
 
 def told_of(table: PoolTable, names: Names, told: Told, queues: Mapping[str, Queued]) -> Told:

@@ -116,6 +116,29 @@ def test_of_two_processes_of_the_first_worker_the_one_in_charge_is_followed(ids)
     assert backend.phase is Phase.DRAINING
 
 
+def test_what_is_worked_on_stays_so_when_a_reload_changes_how_it_is_reached():
+    clock = HeldClock()
+    store, table = MemoryStore(clock), PoolTable(clock)
+
+    def apply(key):
+        backend = {"name": "b1", "url": "http://h:1", "api_key": key}
+        table.apply(Config(pools={"m": {"backends": [backend]}}).pools)
+
+    def worker(number, **more):
+        told = Told("h", number, "1.0", "x", group="g", worker=number, **more)
+        return Replicas(store, clock, lambda: told)
+
+    leader = worker(1, tends={"m/b1": ("draining", "restart", "finishing its requests")})
+    other = worker(2, in_charge=False)
+    turn(leader, other)
+    following = Following(table, store, Names(), other)
+    for key in ("one", "another"):
+        apply(key)
+        asyncio.run(following.turn())
+        (backend,) = table
+        assert backend.phase is Phase.DRAINING
+
+
 def test_what_other_workers_carry_is_waited_for_until_they_have_told_that_it_is_nothing():
     clock = HeldClock()
     store = MemoryStore(clock)
