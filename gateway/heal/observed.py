@@ -9,7 +9,7 @@ from typing import Final
 
 from gateway.core.aio import Clock, start
 from gateway.core.types import Phase, RequestRecord
-from gateway.heal.judges import Judges
+from gateway.heal.judges import Judges, Memory
 from gateway.heal.startup import StartWatch
 from gateway.launch.launcher import Incarnation, Launcher, LaunchError, Seen
 from gateway.launch.process import ProcessLauncher
@@ -133,7 +133,11 @@ class Observed:
 
     async def _weigh(self, launcher: ProcessLauncher, most: int | None) -> None:
         now = self._clock.now()
-        if most is not None and self.watch is None and now - self._weighed_at >= _MEMORY_EVERY_S:
+        if most is None:
+            self.judges.memory = (
+                Memory()
+            )  # a limit that a reload took away holds nothing against it
+        elif self.watch is None and now - self._weighed_at >= _MEMORY_EVERY_S:
             self._weighed_at = now
             self.judges.memory.observe(now, await launcher.memory_bytes(), most)
 

@@ -190,6 +190,22 @@ async def test_one_that_holds_more_memory_than_it_may_is_restarted():
 
 
 @long_story
+async def test_a_limit_on_memory_that_is_taken_away_restarts_nothing_any_more():
+    async with machine() as on:
+        slot, clock = on["m/b1"], Forward()
+        command = [sys.executable, "-c", SERVER, str(slot.port)]
+        backend = {"name": "b1", "launch": {"command": command, "port": slot.port}}
+        little = {"supervision": {"max_memory": "1MiB"}}
+        async with fleet(on, backend, make_launcher=launcher_of, clock=clock, **little) as world:
+            while world.unit().decision is None:
+                await step(world, clock)
+            assert world.unit().decision.why is Why.LAST  # it waits until it is idle
+            del world.settings["pools"]["m"]["supervision"]["max_memory"]
+            await world.reload()
+            await world.until(lambda: world.unit().decision is None)
+
+
+@long_story
 async def test_the_only_backend_gets_its_new_command_line_after_five_idle_minutes():
     async with machine() as on:
         clock = Forward()
