@@ -94,7 +94,7 @@ class OomKills:
         self.watch(pid)
         ago_s = math.inf if self._rose_at is None else self._now() - self._rose_at
         if ago_s > _BEFORE_S:
-            return False
+            return None if self._count is None else False
         if exit_code == -signal.SIGKILL and ago_s > _AT_ONCE_S:
             return None
         if self._counter.of_machine and exit_code != -signal.SIGKILL:

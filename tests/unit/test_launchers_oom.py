@@ -65,6 +65,20 @@ def test_what_was_not_watched_while_it_ran_is_unknown(counts):
     assert OomKills(lambda pid: None).killed(7, -signal.SIGKILL) is None
 
 
+def test_a_counter_that_is_gone_with_its_group_says_nothing_of_the_end(counts):
+    write(counts, 4)
+    kills = OomKills(lambda pid: Counter(counts))
+    kills.watch(7)
+    counts.unlink()  # a scope ends with its last process
+    assert kills.killed(7, -signal.SIGKILL) is None
+    write(counts, 4)
+    kills.watch(8)
+    write(counts, 5)  # an engine is killed, and its API server ends a moment later
+    kills.watch(8)
+    counts.unlink()
+    assert kills.killed(8, 1) is True
+
+
 def test_a_counter_that_cannot_be_read_is_none(tmp_path):
     assert Counter(tmp_path / "none").read() is None
     (tmp_path / "odd").write_text("oom_kill many\n")
