@@ -345,5 +345,6 @@ def _not_up(state: HealthState, policy: Policy) -> tuple[Phase, str, str]:
         return Phase.DOWN, "connect", f"{policy.burst} requests in a row could not connect"
     if state.trouble == "http_503":
         return Phase.DOWN, state.trouble, "/health reports that the engine is dead (503)"
-    why = f"{policy.fall} or more health checks failed in a row, most recently: {in_words(state.trouble)}"
-    return Phase.DOWN, state.trouble, why
+    many = f"{policy.fall} or more health checks failed in a row, most recently"
+    why = many if state.probe_failures >= policy.fall else "its last failed health check"
+    return Phase.DOWN, state.trouble, f"{why}: {in_words(state.trouble)}"

@@ -82,6 +82,15 @@ def test_a_backend_that_is_down_says_why_in_words():
     assert DOWN.detail.endswith("failed in a row, most recently: connection refused")
 
 
+def test_of_one_that_fewer_failed_health_checks_took_out_no_more_are_told():
+    last = "its last failed health check: connection refused"
+    refused = ProbeFailed(2.0, "refused")
+    for first in ([ProbeFailed(1.0, "http_503")], failing(5, "connect")):
+        assert after(READY, *first, refused).detail == last
+    assert after(DOWN, ProbePassed(2.0)).detail == last
+    assert after(DOWN, ProbePassed(2.0), refused, refused, refused).detail == DOWN.detail
+
+
 def test_probes_that_time_out_do_not_take_out_a_server_that_answers_requests():
     state = READY
     for second in range(1, 20):
