@@ -17,6 +17,7 @@ import msgspec
 from gateway.core.aio import periodic
 from gateway.core.traffic import Queued
 from gateway.core.types import Phase
+from gateway.heal.emptied import carried_as
 from gateway.heal.intent import Mark
 from gateway.heal.names import Names
 from gateway.pools.facts import Tending
@@ -82,7 +83,7 @@ def told_of(table: PoolTable, names: Names, told: Told, queues: Mapping[str, Que
     ]
     carried = Counter[str]()  # also by servers that a reload took away
     for each in (*table, *table.leaving()):
-        carried[each.id] += each.in_flight
+        carried[carried_as(table, each)] += each.in_flight
     return msgspec.structs.replace(
         told,
         in_flight=dict(+carried),
