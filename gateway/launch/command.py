@@ -51,7 +51,8 @@ class CommandLauncher:
 
     async def look(self) -> Seen:
         """Return the count of our orders, and RUNNING, as nothing proves otherwise."""
-        await asyncio.to_thread(self._log.poll)
+        if await asyncio.to_thread(self._log.poll):
+            self._begun = 0  # what it wrote so far is in the older file
         return Seen(
             self._incarnation, Runs.RUNNING, detail="only health checks show whether it runs"
         )

@@ -77,6 +77,27 @@ def test_a_server_that_the_command_leaves_running_keeps_its_output(made, tmp_pat
     os.kill(pid, 9)
 
 
+def test_the_log_of_what_it_leaves_running_is_told_after_a_rotation_too(made, tmp_path):
+    file, page = tmp_path / "logs" / "log.txt", "x" * 999_999 + "\n"
+    file.parent.mkdir()
+    file.write_text(page)  # of runs before
+    launcher = made("print('served')")
+
+    def write(text):
+        with file.open("a") as log:
+            log.write(text)
+
+    async def story():
+        await launcher.restart(None, grace_s=1, changes=PLAIN)
+        write(page * 34)
+        await launcher.look()
+        assert file.stat().st_size == 0
+        write("the cause\n" + page)
+        assert "the cause" in await launcher.log(2_000_000)
+
+    uvloop.run(story())
+
+
 @pytest.mark.parametrize("ends", ["deadline", "cancel"])
 def test_a_command_that_hangs_is_killed_with_its_children(made, tmp_path, ends):
     token = str(tmp_path / "token")
