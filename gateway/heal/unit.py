@@ -199,7 +199,7 @@ class Unit(Restartable):
             return
         await self._prepare.warm_up()
         now, watch, overrides = self._now(), self.observed.watch, self._shared.overrides
-        began_at = watch.began_at if watch is not None else state.since
+        began_at = self.observed.since or state.since
         if (gone := overrides.served(self.id, self.config.launch)) is not None:
             what = f"it serves without {gone.told()}, so that was dropped"
             self._tell(EventKind.REMEDY, "dropped", what)

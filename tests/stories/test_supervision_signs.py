@@ -22,7 +22,9 @@ from gateway.core.types import Endpoint, Phase, RequestRecord
 from gateway.core.types import Outcome as RequestOutcome
 from gateway.heal.decisions import Why
 from gateway.heal.fleet import launcher_of
+from gateway.heal.states import Starting
 from tests import loopback
+from tests.fakelaunch import Script
 from tests.stories.supervised import fleet, launched, machine, managed
 from tests.stories.support import story
 from tests.stories.test_supervision import SERVER
@@ -270,6 +272,27 @@ async def test_one_that_falls_to_a_fraction_of_its_pace_and_its_peers_is_restart
             assert clock.now() - fell >= 4 * 60  # of five slow minutes the first had begun before
             world.slot().speed = 0.0
             await comes_back(world)
+
+
+# --- its start -----------------------------------------------------------------------------------
+
+
+@story
+async def test_how_long_a_start_took_that_another_gateway_began_counts_from_its_process():
+    async with machine() as on:
+        slot, clock, listens = on["m/b1"], Forward(), asyncio.Event()
+        slot.plan(Script(listens=listens))
+        await slot.begin()
+        slot.began_at = clock.wall() - 3600.0
+        async with fleet(on, launched(slot), clock=clock, wait=False) as world:
+            await world.until(lambda: isinstance(world.unit().state, Starting))
+            clock.ahead_s += 10.0  # it does not answer yet, so it is to give a token first
+            await world.until(lambda: world.unit().state.owes)
+            listens.set()
+            await world.serves()
+            (started,) = world.told(EventKind.STARTED)
+            seconds = started.detail.removeprefix("serves ").removesuffix(" s after its start")
+            assert int(seconds) >= 3600
 
 
 # --- the schedule ---------------------------------------------------------------------------------
