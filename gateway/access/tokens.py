@@ -100,17 +100,15 @@ class Tokens:
     def _tier(self, claims: Mapping[str, Any], tiers: Tiers) -> str | None:
         """Return the tier that the claim names; its first name that is a tier, else the default one."""
         where, default = self._settings.claims.tier, self._settings.tier
-        if where is None:
-            return default
-        told = _found(claims, where)
+        told = None if where is None else _found(claims, where)
         names = told if isinstance(told, list) else [told]
-        known = [each for each in names if isinstance(each, str) and each in tiers]
-        if known or default is not None:
-            return known[0] if known else default
-        raise AccessError(
-            f"The claim `{where}` of the token names no tier of this gateway. Ask its operator.",
-            code="unknown_tier",
-        )
+        known = [each for each in (*names, default) if isinstance(each, str) and each in tiers]
+        if known or (where is None and default is None):
+            return known[0] if known else None
+        why = f"The claim `{where}` of the token names no tier of this gateway."
+        if default is not None:  # a reload took it away; without it there would be no limits
+            why = f"The token has the tier `{default}`, which this gateway's configuration lacks."
+        raise AccessError(f"{why} Ask its operator.", code="unknown_tier")
 
     def _own(self, claims: Mapping[str, Any]) -> KeySettings:
         where = self._settings.claims.models

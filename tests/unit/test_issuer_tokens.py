@@ -108,6 +108,15 @@ def test_without_a_claim_the_tier_is_the_one_of_the_settings():
     assert Desk(tier="free").fetch().caller(desk.provider.token(plan="gold")).models == ("small",)
 
 
+def test_a_tier_that_a_reload_took_away_lets_no_token_in_without_its_limits():
+    desk = Desk(tier="gold").fetch()
+    tokens = desk.ring.tokens  # as at the start: `keys.oidc` changes with a restart only
+    desk.ring = KeyRing((), b"p" * 32, {"premium": TIERS["gold"]}, tokens=tokens)
+    assert desk.refusal(desk.provider.token(sub="ann")).code == "unknown_tier"
+    desk.ring = KeyRing((), b"p" * 32, TIERS, tokens=tokens)
+    assert desk.caller(desk.provider.token(sub="ann")).priority == 7
+
+
 def test_a_token_holds_until_it_ends_and_not_before_it_begins(desk):
     token = desk.provider.token(exp=NOW + 10, nbf=NOW - 10)
     assert desk.caller(token, NOW + 9.9)
