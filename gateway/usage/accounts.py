@@ -258,11 +258,12 @@ class Accounts:
                 self._asked.clear()
             self._asked.add(asks)
             self._wanted = True
+            if telling is not None:
+                telling.count_for_another()
         own = self._spent.of(rule, key_id, today)
-        if telling is None:
+        if telling is None or telling.spent is None:
             return own
-        telling.wanted = True
-        return own if telling.spent is None else max(own, telling.spent.of(rule, key_id, today))
+        return max(own, telling.spent.of(rule, key_id, today))
 
     def today(self) -> str:
         """Return the day, in UTC."""

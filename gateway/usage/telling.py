@@ -4,7 +4,8 @@
 
 A Redis that lost its data, or came back with older data, gets again what the ledgers still have. A gateway that
 sent such lines again, or that had lost its connection, leaves a mark there. Each gateway that finds a new mark reads
-what all used. So limits of days and months go on from all ledgers together, whichever is sent last.
+what all used. So limits of days and months go on from all ledgers together, whichever is sent last. A limit that is
+new has it read, too: nobody counted for it before.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _BATCH: Final = 512  # lines that Redis counts with one call
 _CALLS: Final = 16  # for one ledger in one turn
 _LOOK_TURNS: Final = 60  # between looks for ledgers that nobody writes any more
 _LEARN_TURNS: Final = 5  # between two readings of the month
+_SUMS_OF_A_TURN: Final = 1000  # for so many that it took, a limit that is new waits one turn more
 
 
 class Telling:
@@ -32,7 +34,6 @@ class Telling:
 
     def __init__(self, shared: SharedUsage, today: Callable[[], str]) -> None:
         self.spent: Spent | None = None
-        self.wanted = False  # some limit counts over a day or a month
         # Called in each turn after Redis answered and before lines are sent to it. May raise StoreUnavailable.
         self.on_telling: list[Callable[[], Awaitable[None]]] = []
         self.on_learnt: list[Callable[[], None]] = []  # after `spent` changed
@@ -41,10 +42,13 @@ class Telling:
         self._counted = 0  # lines of this process's ledger, when Redis was asked last
         self._began = False  # this process may have sent lines
         self._lacked = False  # Redis lacked earlier lines, and no mark says so yet
+        self._wanted = False  # some limit counts over a day or a month
+        self._is_new = False  # such a limit, since the month was read
         # The mark in Redis when this gateway last read the month's usage.
         self._mark: str | None = None
         self._turns = 0
         self._learns_from = 0  # the first turn that may read the month again
+        self._new_from = 0  # the same, for a limit that is new
 
     async def turn(self, journal: UsageJournal) -> None:
         """Send the lines of this process's ledger that Redis lacks; read the month again if there is a new mark."""
@@ -55,11 +59,16 @@ class Telling:
             return
         finally:
             self._turns += 1
-        if self.wanted and mark not in (None, self._mark) and self._turns >= self._learns_from:
+        due = mark != self._mark and self._turns >= self._learns_from
+        due |= self._is_new and self._turns >= self._new_from
+        if self._wanted and mark is not None and due:
+            self._mark, self._is_new = mark, False  # who wants it meanwhile has it read once more
+            try:
+                read = await self._learn()
+            except StoreUnavailable:
+                self._mark, read = None, 0
             self._learns_from = self._turns + _LEARN_TURNS
-            with contextlib.suppress(StoreUnavailable):
-                await self._learn()
-                self._mark = mark
+            self._new_from = self._learns_from + read // _SUMS_OF_A_TURN
 
     async def tell_owed(self) -> None:
         """Have limits tell Redis what they owe it, which needs no ledger.
@@ -73,6 +82,10 @@ class Telling:
     def relearn(self) -> None:
         """Read the month again in one of the next turns: Redis lost a part of it."""
         self._mark = None
+
+    def count_for_another(self) -> None:
+        """Read the month before long: a limit is new, for which nobody has counted."""
+        self._wanted = self._is_new = True
 
     async def _catch_up(self, journal: UsageJournal) -> str | None:
         """Send what Redis lacks; return its mark, or None if there is more to send."""
@@ -121,12 +134,15 @@ class Telling:
                 whole &= complete
         return whole
 
-    async def _learn(self) -> None:
-        """Read what all gateways used this month."""
-        today, found = self._today(), dict[Place, Sums]()
+    async def _learn(self) -> int:
+        """Read what all gateways used this month; return how many sums that took."""
+        today, found, read = self._today(), dict[Place, Sums](), 0
         for day in days_between(today[: len("2026-11-")] + "01", today):
-            for place, each in folded(await self._shared.read([day]), today).items():
+            used = await self._shared.read([day])
+            read += len(used)
+            for place, each in folded(used, today).items():
                 (found.get(place) or found.setdefault(place, Sums())).include(each)
         self.spent = Spent(found)
         for listener in self.on_learnt:
             listener()
+        return read

@@ -247,6 +247,7 @@ class FakeRedis:
 
     def __init__(self):
         self.trouble, self.counted, self.tokens, self.calls = "", {}, 0, 0
+        self.days = {}
         self.lose_reply = self.away = False
 
     async def ask(self, script, keys, args, within_s=1.0):
@@ -259,13 +260,17 @@ class FakeRedis:
             if self.counted.get(args[0]) == args[1]:
                 self.counted[args[0]] = args[2]
             return 1
+        if "HSCAN" in script.text:
+            return "0", [each for pair in self.days.get(keys[0], {}).items() for each in pair]
         if len(args) == 1:
             self.counted["mark"] = args[0]
             return args[0]
         journal, first, last = args[:3]
         if self.counted.get(journal, 0) < first:
-            named = zip(args[5::3], args[6::3], strict=True)
-            self.tokens += sum(float(n) for name, n in named if '"input"' in name)
+            for place, name, n in zip(args[4::3], args[5::3], args[6::3], strict=True):
+                day = self.days.setdefault(keys[place - 1], {})
+                day[name] = str(float(day.get(name, 0)) + float(n))
+                self.tokens += float(n) if '"input"' in name else 0
             self.counted[journal] = last
         if self.lose_reply:
             raise StoreUnavailable
@@ -379,6 +384,50 @@ def test_a_limit_that_workers_are_given_later_goes_on_from_what_all_of_them_used
             await used.close()
 
     run(story())
+
+
+def test_a_limit_that_gateways_are_given_later_goes_on_from_what_all_of_them_used(tmp_path):
+    """Each knows by itself what it used. What the others used it reads from Redis, also after it did so before."""
+
+    async def story():
+        redis, clock, gateways = FakeRedis(), HeldClock(), []
+        for name in ("here", "there"):
+            gateways.append(Accounts(clock, redis, tmp_path / name, 10**6, lambda *names: None))
+
+        async def spent(limits):
+            (rule,) = plan_of(limits, tenant="acme").rules
+            for _ in range(20):
+                found = [each.spent(rule, "k") for each in gateways]
+                for each in gateways:
+                    await each.turn()
+            return found
+
+        for used in (100, 200):
+            for each in gateways:
+                each.posted([record(tokens=(used, 0))])
+                await each.turn()
+            assert await spent(KeyLimits(tokens_per_day=used)) == [redis.tokens] * 2
+        for each in gateways:
+            await each.close()
+
+    run(story())
+
+
+def test_for_many_limits_that_are_new_the_month_is_read_only_now_and_then(tmp_path):
+    async def story(keys):
+        redis, reads = FakeRedis(), []
+        used = Accounts(HeldClock(), redis, tmp_path / str(keys), 10**6, lambda *names: None)
+        used.posted([record(key=f"k{n}") for n in range(keys)])
+        used.telling.on_learnt.append(lambda: reads.append(keys))
+        (rule,) = plan_of(KeyLimits(tokens_per_day=10)).rules
+        for turn in range(30):
+            used.spent(rule, f"new {turn}")
+            await used.turn()
+        await used.close()
+        return len(reads)
+
+    assert run(story(1)) == 7
+    assert run(story(5_000)) == 4  # it takes longer
 
 
 def test_lines_of_others_are_read_once_and_whole(tmp_path):
