@@ -130,7 +130,7 @@ class Process:
         """See `ops.reloads.Reloading`."""
         done = await reload(self, by, reason)
         if self.group is not None:
-            await self.group.fellows("reload")
+            self.group.reload_others()
         return done
 
     @property

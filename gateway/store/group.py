@@ -122,6 +122,10 @@ class Group:
         """Wait until no other worker runs."""
         await self.channel.ask("others_ended", within_s=_LAST_S)
 
+    def reload_others(self) -> None:
+        """Have all other workers read the configuration again, each once it serves; nobody hears whether they did."""
+        self.channel.tell("reload_others")
+
     async def upgrade_others(self) -> str:
         """Have all other workers replaced, one by one; returns what went wrong, empty: nothing."""
         within_s = _UPGRADED_S * self.place.count

@@ -36,10 +36,7 @@ async def _in_group(process: Process, group: Group) -> None:
             return str(error)
         return ""
 
-    async def reload() -> None:
-        process.hangup.set()
-
-    group.answers |= {"upgrade": upgrade, "reload": reload}
+    group.answers["upgrade"] = upgrade
     await group.run()
     log.error("the parent process has gone; this worker ends", extra={"event": "parent_gone"})
     process.supervisor.in_charge = False  # launched servers run on

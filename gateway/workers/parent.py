@@ -128,9 +128,11 @@ class Parent:
         for each in self._workers:
             each.send(which)
 
-    def _reload(self) -> None:
+    def _reload(self, but: int | None = None) -> None:
+        """Have all workers reload, or all others."""
         for each in self._workers:
-            each.reload()
+            if each.number != but:
+                each.reload()
 
     def _upgrade(self) -> None:
         leader = self._in_charge(LEADER)
@@ -302,8 +304,11 @@ class Parent:
                 if number != worker.number and (found := self._in_charge(number)) is not None
             ]
             async with asyncio.TaskGroup() as group:
-                asked = [group.create_task(_asked(each, what, args)) for each in others]
+                asked = [group.create_task(each.ask(what, args, _FELLOW_S)) for each in others]
             return [each.result() for each in asked if each.result() is not None]
+
+        async def reload_others() -> None:
+            self._reload(but=worker.number)
 
         async def upgrade_others() -> str:
             return await self._upgrade_others(worker.number)
@@ -313,6 +318,7 @@ class Parent:
             "others_ended": others_ended,
             "all_stop": all_stop,
             "fellows": fellows,
+            "reload_others": reload_others,
             "upgrade_others": upgrade_others,
             **store_answers(self._store, worker.leases),
         }
@@ -336,13 +342,3 @@ class Parent:
 def pause_s(short: int) -> float:
     """Return the pause before the next process of a worker, after so many in a row that ended soon."""
     return min(_MOST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(short - 2, 16)) if short > 1 else 0.0
-
-
-async def _asked(worker: Worker, what: str, args: list[Any]) -> Any:
-    """Return the answer of a worker; None: it gave none in time."""
-    if worker.channel is None:
-        return None
-    try:
-        return await worker.channel.ask(what, *args, within_s=_FELLOW_S)
-    except Unanswered:
-        return None

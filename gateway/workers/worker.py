@@ -7,9 +7,11 @@ import contextlib
 import os
 import signal
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from gateway.core.channel import Channel
+from gateway.core.channel import Channel, Unanswered
 from gateway.store.shared import Lease
 
 
@@ -45,6 +47,15 @@ class Worker:
         self.serving.set()
         if self.reload_due:
             self.reload()
+
+    async def ask(self, what: str, args: Sequence[Any], within_s: float) -> Any:
+        """Return its answer; None: it gave none in time."""
+        if self.channel is None:
+            return None
+        try:
+            return await self.channel.ask(what, *args, within_s=within_s)
+        except Unanswered:
+            return None
 
     def watch(self) -> None:
         """Set `ended` when the process is gone.

@@ -422,14 +422,18 @@ async def test_a_parent_that_is_killed_leaves_no_worker_behind():
         await world.until(lambda: not any(map(runs, found.values())))
 
 
+@pytest.mark.parametrize("by_signal", [True, False])
 @story
-async def test_a_reload_reaches_all_workers():
+async def test_a_reload_reaches_all_workers(by_signal):
     async with served(FAST, extra=TWO) as world:
         await workers(world)
         text = world.path.read_text()
         world.path.write_text(text + "\nsession_header: x-other\n")
         before = (await admin(world))["config"]["hash"]
-        os.kill(world.pids[0], signal.SIGHUP)
+        if by_signal:
+            os.kill(world.pids[0], signal.SIGHUP)
+        else:
+            assert (await order(world, "config:reload", {})).status_code == 200
         await agree(world, lambda told: told["config"]["hash"] != before)
         await world.until(lambda: len(world.lines("reloaded")) == 2)  # a thread writes them
 

@@ -114,3 +114,56 @@ def test_a_worker_that_cannot_be_started_now_is_tried_again_and_ends_no_other(tm
             await running
 
     asyncio.run(check())
+
+
+# Worker 1 has the others reload as soon as worker 2 has read its settings, and before it serves.
+RELOADED = """
+import asyncio, os, pathlib, signal
+from gateway.store.group import VARIABLE, Group, Place
+import msgspec
+
+place = msgspec.json.decode(os.environ[VARIABLE], type=Place)
+folder = pathlib.Path(os.environ["STARTED"])
+
+async def exists(name):
+    while not (folder / name).exists():
+        await asyncio.sleep(0.02)
+
+async def main():
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    group = Group.join(place)
+    running = loop.create_task(group.run())
+    await group.meet()
+    if not place.leads:
+        (folder / "read").touch()
+        await exists("ordered")
+    loop.add_signal_handler(signal.SIGHUP, (folder / f"reloaded {place.number}").touch)
+    loop.add_signal_handler(signal.SIGTERM, told.set)
+    await group.serving()
+    if place.leads:
+        await exists("read")
+        group.reload_others()
+        await group.all_stop()  # by then the parent has heard it
+        (folder / "ordered").touch()
+    await told.wait()
+    os._exit(0)
+
+asyncio.run(main())
+"""
+
+
+def test_a_reload_that_one_worker_is_told_of_reaches_another_that_starts_once_it_serves(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("STARTED", str(tmp_path))
+
+    async def check():
+        with bind(Listen("127.0.0.1", 0)) as public, bind(Listen("127.0.0.1", 0)) as admin:
+            parent = Parent(Listeners(public, admin), 2, [sys.executable, "-c", RELOADED])
+            running = start(parent.run(), name="parent")
+            assert await until((tmp_path / "reloaded 2").exists, 30)
+            assert not (tmp_path / "reloaded 1").exists()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await running
+
+    asyncio.run(check())
