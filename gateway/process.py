@@ -94,6 +94,7 @@ class Process:
     announces: bool = True  # that it stops, before connections are refused
     listening: asyncio.Event = field(default_factory=asyncio.Event)
     hangup: asyncio.Event = field(default_factory=asyncio.Event)  # a reload is asked for
+    succession: asyncio.Lock = field(default_factory=asyncio.Lock)  # no reload during an upgrade
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while settings are replaced
     upgrades: Upgrades = field(default_factory=Upgrades)
     succeeded: asyncio.Event = field(default_factory=asyncio.Event)  # another process took over
@@ -293,7 +294,7 @@ async def reload(process: Process, by: str = "SIGHUP", reason: str = "") -> Relo
     configuration and is logged with every finding. Settings that need a restart are named and keep
     their old value's effect. Where another process took over, it is told to. Cancel: the old configuration stays.
     """
-    async with process.changing:
+    async with process.succession, process.changing:
         if process.heir is not None:
             return left_to(process.heir, by, reason, process.clock, digest(process.config))
         try:

@@ -91,7 +91,7 @@ class Replacement:
         if group is not None and self._process.leads:
             await _others_first(group)
         listeners = self._listeners
-        async with self._process.changing:  # no reload meanwhile
+        async with self._process.succession:
             successor = Successor.start(listeners.public, listeners.admin, kept=listeners.kept)
             try:
                 missing = await self._until_ready(successor)

@@ -15,7 +15,7 @@ import pytest
 
 from gateway.launch import proc
 from gateway.sim.server import SimConfig
-from tests import loopback
+from tests import keyfiles, loopback
 from tests.ports import free_port
 from tests.stories.served import PROGRAM, Served, runs, served
 from tests.stories.support import FAST, frames
@@ -225,6 +225,20 @@ async def test_a_gateway_that_is_told_to_stop_ends_the_process_that_was_to_take_
         os.kill(world.started.pid, signal.SIGTERM)
         await world.until(lambda: world.started.poll() == 0)
         assert not runs(new)
+
+
+@story
+async def test_a_key_that_is_revoked_ends_while_an_upgrade_takes_long():
+    async with served(FAST, starts=from_a_copy) as world, client(world) as http:
+        installed(world, STAYS_SILENT)
+        os.kill(world.started.pid, signal.SIGUSR2)
+        await world.until(lambda: children(world.started.pid))
+        assert (await ask(http, max_tokens=1)).status_code == 200
+        keyfiles.revoke(world.folder / "keys.yaml", world.key.split("_")[1])
+        async with asyncio.timeout(15):
+            while (await ask(http, max_tokens=1)).status_code != 401:
+                await asyncio.sleep(0.05)
+        assert not world.lines("upgrade_failed")
 
 
 def children(pid):
