@@ -20,11 +20,12 @@ _JOURNALS: Final = f"{PREFIX}{{usage}}:ledgers"
 _MEASURES: Final = ("requests", "input", "cached", "output", "money")
 
 # KEYS: a hash with the last line that was counted of each ledger, then a hash for each day.
-# ARGV: ledger, first and last line, how long a hash is kept in ms, then for each sum: the place of its day in KEYS,
-# the field, the amount. Returns the last line that is counted by now.
+# ARGV: ledger, the line that was counted last, the last one of these, how long a hash is kept in ms, then for each
+# sum: the place of its day in KEYS, the field, the amount. Returns the last line that is counted by now.
+# Where another one was counted last, nothing is: they were counted already, or a Redis lacks lines before them.
 _COUNT: Final = Script("""
 local counted = tonumber(redis.call('HGET', KEYS[1], ARGV[1])) or 0
-if counted >= tonumber(ARGV[2]) then
+if counted ~= tonumber(ARGV[2]) then
   return counted
 end
 for at = 5, #ARGV, 3 do
@@ -68,11 +69,11 @@ class SharedUsage:
         """Leave and return a new mark: it says that lines of before were sent again."""
         return str(await self._link.ask(_MARK, (_JOURNALS,), (secrets.token_hex(8),)))
 
-    async def count(self, journal_id: str, entries: Sequence[Entry]) -> int:
-        """Count lines of a ledger, all or none; return the last one that is counted by now."""
+    async def count(self, journal_id: str, counted: int, entries: Sequence[Entry]) -> int:
+        """Count the lines of a ledger behind the last counted one, all or none; return the last one by now."""
         sums = summed(entries)
         days = sorted({place[0] for place in sums})
-        args: list[str | int] = [journal_id, entries[0].n, entries[-1].n, _KEPT_MS]
+        args: list[str | int] = [journal_id, counted, entries[-1].n, _KEPT_MS]
         for place, each in sums.items():
             day = days.index(place[0]) + 2
             for alias, part in {"": each, **(each.asked or {})}.items():

@@ -115,7 +115,8 @@ class Telling:
             lines = await asyncio.to_thread(journal.after, counted, _BATCH)
             if not lines:
                 return counted, True
-            counted = await self._shared.count(journal.id, lines)
+            before, counted = counted, await self._shared.count(journal.id, counted, lines)
+            self._lacked |= counted < before
         return counted, counted >= journal.last
 
     async def _send_left_behind(self, journal: UsageJournal) -> bool:

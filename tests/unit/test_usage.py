@@ -248,6 +248,7 @@ class FakeRedis:
     def __init__(self):
         self.trouble, self.counted, self.tokens, self.calls = "", {}, 0, 0
         self.days = {}
+        self.back_to = None  # what it has again once it is told lines: another server has its place
         self.lose_reply = self.away = False
 
     async def ask(self, script, keys, args, within_s=1.0):
@@ -265,8 +266,10 @@ class FakeRedis:
         if len(args) == 1:
             self.counted["mark"] = args[0]
             return args[0]
-        journal, first, last = args[:3]
-        if self.counted.get(journal, 0) < first:
+        if self.back_to is not None:
+            (self.counted, self.tokens), self.back_to = self.back_to, None
+        journal, before, last = args[:3]
+        if self.counted.get(journal, 0) == before:
             for place, name, n in zip(args[4::3], args[5::3], args[6::3], strict=True):
                 day = self.days.setdefault(keys[place - 1], {})
                 day[name] = str(float(day.get(name, 0)) + float(n))
@@ -307,6 +310,23 @@ def test_redis_counts_each_line_once_whatever_is_lost_and_whatever_it_forgets(tm
         redis.counted, redis.tokens = {}, 0  # it came back empty
         await accounts.turn()
         assert redis.tokens == 3012
+        await accounts.close()
+
+    run(story())
+
+
+def test_what_a_redis_lost_just_before_it_is_told_more_is_told_again(tmp_path):
+    async def story():
+        redis = FakeRedis()
+        accounts = Accounts(HeldClock(), redis, tmp_path / "usage", 10**6, lambda *names: None)
+        states = []
+        for n in range(4):
+            accounts.posted([record(f"r{n}", tokens=(3, 0))])
+            redis.back_to = states[0] if n == 3 else None
+            await accounts.turn()
+            states.append((dict(redis.counted), redis.tokens))
+        assert redis.tokens == 12
+        assert redis.counted["mark"]  # it is read again how much all used
         await accounts.close()
 
     run(story())
@@ -503,7 +523,7 @@ def test_a_limit_for_an_alias_knows_by_redis_what_all_gateways_were_asked_for_by
         for n, name in enumerate(names, 1)
     ]
     shared = SharedUsage(Hashes())
-    run(shared.count("ledger", entries))
+    run(shared.count("ledger", 0, entries))
     read = run(shared.read(["1970-01-01"]))
     assert read == summed(entries)
     of = KeyLimits(models=(("org/gpt-4o", KeyLimits(tokens_per_day=100)),))
