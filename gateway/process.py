@@ -15,6 +15,7 @@ from gateway.access.keys import KeyRing
 from gateway.access.keyscripts import HINTS
 from gateway.access.keystore import KeyStore
 from gateway.access.lastused import LastUsed
+from gateway.access.rereading import Rereading
 from gateway.access.sharedkeys import SharedKeys
 from gateway.adapters.keepers import Adapters
 from gateway.config.identity import keep_names, names_of
@@ -101,7 +102,7 @@ class Process:
     heir: proc.Process | None = None  # that process, once it serves
     finishing: list[tuple[int, int]] = field(default_factory=list)  # before it: pid, start
     history: History = field(init=False)
-    keys_trouble: str = ""  # why the keys file is not in force, but the keys before it
+    rereading: Rereading = field(init=False)
     public_port: int = 0
     admin_port: int = 0
     last_used: LastUsed = field(init=False)
@@ -110,6 +111,7 @@ class Process:
     ended: EndedRequests = field(init=False)
 
     def __post_init__(self) -> None:
+        self.rereading = Rereading(self.clock.now)
         self.last_used = LastUsed(lambda: self.key_store, self.clock.wall)
         self.series = Series(self.metrics, self.clock)
         self.disk = DiskSpace(self.started.state)
@@ -133,6 +135,11 @@ class Process:
         if self.group is not None:
             self.group.reload_others()
         return done
+
+    @property
+    def keys_trouble(self) -> str:
+        """Why the keys file is not in force, but the keys before it; empty: it is."""
+        return self.rereading.trouble
 
     @property
     def leads(self) -> bool:
@@ -251,29 +258,15 @@ def take_shared_keys(process: Process) -> None:
 
 async def _watch_file(process: Process) -> None:
     async def look() -> None:
-        settings = process.handler.settings
-        before = settings.keys
-        if not isinstance(before, KeyRing) or before.path is None or not before.changed():
-            process.keys_trouble = ""
-            return
-        try:
-            keys = await asyncio.to_thread(KeyRing.load, before.path, before.tiers, before.tokens)
-        except ConfigError as error:
-            told = "; ".join(error.findings)
-            if told != process.keys_trouble:
-                log.error(told, extra={"event": "keys_invalid"})
-            process.keys_trouble = told
-            return
-        process.keys_trouble = ""
-        process.handler.settings = replace(settings, keys=keys)
-        process.handler.gate.configure(settings.config.pools, keys.priorities(process.clock.wall()))
-        log.info("keys reloaded", extra={"event": "keys_reloaded", "keys": len(keys)})
-
-    async def turn() -> None:
         async with process.changing:
-            await look()
+            settings = process.handler.settings
+            keys = await process.rereading.look(settings.keys)
+            if keys is not None:
+                process.handler.settings = replace(settings, keys=keys)
+                priorities = keys.priorities(process.clock.wall())
+                process.handler.gate.configure(settings.config.pools, priorities)
 
-    await periodic(turn, every_s=_KEYS_S, name="keys")
+    await periodic(look, every_s=_KEYS_S, name="keys")
 
 
 async def watch_reloads(process: Process) -> None:

@@ -103,12 +103,12 @@ def pepper_of(text: bytes, where: str) -> bytes:
 
 
 def stamp_of(path: Path) -> list[object]:
-    """Return what changes whenever the file or its pepper does."""
+    """Return what changes whenever the file or its pepper does, also who may read them."""
     stamp: list[object] = []
     for file in (path, pepper_path(path)):
         with suppress(OSError):
             found = os.stat(file)
-            stamp.append((file, found.st_ino, found.st_size, found.st_mtime_ns))
+            stamp.append((file, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
     return stamp
 
 

@@ -40,7 +40,10 @@ class Reloading(Protocol):
 
     history: History
     started: Config  # the configuration that the process began with
-    keys_trouble: str  # why the keys file is not in force; empty: it is
+
+    @property
+    def keys_trouble(self) -> str:
+        """Why the keys file is not in force, but the keys before it; empty: it is."""
 
     async def reload(self, by: str, reason: str) -> Reload:
         """Read it, and put it in force if it is valid; return what came of it.

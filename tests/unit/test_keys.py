@@ -1,6 +1,8 @@
 """Keys: what a caller is told, what the file holds, and that changes lose nothing."""
 
+import asyncio
 import hmac
+import itertools
 import multiprocessing
 import os
 import re
@@ -12,6 +14,7 @@ import pytest
 from gateway.access.keyerrors import BadSettings, NoSuchKey, WrongState
 from gateway.access.keyfile import pepper_path, read_pepper
 from gateway.access.keys import KeyRing, OpenRing
+from gateway.access.rereading import Rereading
 from gateway.access.salt import salt_for
 from gateway.access.secret import checksum
 from gateway.config.keysettings import KeySettings
@@ -538,6 +541,35 @@ def test_a_ring_knows_when_its_file_has_changed(path):
 def _create_some(path, start):
     for number in range(5):
         create(path, name=f"{start}-{number}")
+
+
+def test_a_wrong_file_is_read_again_when_it_changes_and_else_seldom(path, caplog):
+    create(path, name="ci")
+    ring, good = KeyRing.load(path), path.read_text()
+    moments = (
+        itertools.count()
+    )  # whoever asks for the time finds it a second later: reading takes one
+
+    async def story():
+        rereading = Rereading(lambda: next(moments))
+        path.write_text(good + "  - {id: x}\n")
+        for _ in range(100):
+            assert await rereading.look(ring) is None
+        assert next(moments) - 100 <= 6  # so often it was read: then the time is asked for twice
+        assert "keys.yaml:" in rereading.trouble
+        path.write_text(good + "  - {id: y}\n")
+        assert await rereading.look(ring) is None
+        path.write_text(good + "# mended\n")
+        pepper_path(path).chmod(0o644)
+        assert await rereading.look(ring) is None
+        assert "can read it" in rereading.trouble
+        pepper_path(path).chmod(0o600)
+        keys = await rereading.look(ring)
+        assert (len(keys), rereading.trouble) == (1, "")
+        assert await rereading.look(keys) is None
+
+    asyncio.run(story())
+    assert [each.levelname for each in caplog.records] == ["ERROR"] * 2
 
 
 def test_two_processes_that_create_keys_lose_none(path):
