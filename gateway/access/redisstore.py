@@ -209,7 +209,7 @@ class RedisKeys:
                     entry = Entry.read(text)
                     entries[entry.record.id] = entry
                 except (ValueError, BadSettings):
-                    unreadable.add(_id_of(text))
+                    unreadable.add(id_of(text))
             if upto == now:
                 return Part(whole, now, mark, pepper, entries, frozenset(unreadable))
             known, stamp = upto, ""
@@ -256,7 +256,7 @@ def _record_of(text: str, key_id: str) -> KeyRecord:
         raise NotUnderstood(key_id) from None
 
 
-def _id_of(text: str) -> str:
+def id_of(text: str) -> str:
     """Return the id of a record that is otherwise not understood; `?` where even that is missing."""
     try:
         return str(json.loads(text.partition(" ")[2])["id"])

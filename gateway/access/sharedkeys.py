@@ -23,7 +23,7 @@ from gateway.access.keyerrors import BadSettings, KeyStoreError, WrongPepper
 from gateway.access.keyfile import put_in_place
 from gateway.access.keys import KeyRing
 from gateway.access.records import KeyRecord
-from gateway.access.redisstore import Entry, Part, RedisKeys, fingerprint
+from gateway.access.redisstore import Entry, Part, RedisKeys, fingerprint, id_of
 from gateway.core.aio import periodic
 from gateway.store.shared import StoreUnavailable
 
@@ -134,12 +134,8 @@ class SharedKeys:
         left_out = part.unreadable
         if not part.whole and self.snapshot is not None:
             left_out |= self.snapshot.left_out - part.entries.keys()
+        _tell_of(part.unreadable)
         for key_id in part.unreadable:
-            log.error(
-                "the key %s has settings that this version does not know: nobody gets in with it here",
-                key_id,
-                extra={"event": "unreadable_key", "key": key_id},
-            )
             entries.pop(key_id, None)
         if self._ring is not None and self.snapshot is not None:
             after = [
@@ -230,17 +226,34 @@ class SharedKeys:
             told = json.loads(head)
             if told["version"] != 1 or told["pepper"] != fingerprint(self.store.pepper):
                 return
-            entries = {each.record.id: each for each in map(Entry.read, lines)}
-            self.snapshot = Snapshot(int(told["generation"]), str(told["stamp"]), entries)
+            entries, left_out = dict[str, Entry](), set[str]()
+            for each in lines:
+                try:
+                    entry = Entry.read(each)
+                    entries[entry.record.id] = entry
+                except BadSettings:  # a newer version wrote it
+                    left_out.add(id_of(each))
+            _tell_of(left_out)
+            stamp = _UNSURE if left_out else str(told["stamp"])
+            self.snapshot = Snapshot(int(told["generation"]), stamp, entries, left_out)
         except FileNotFoundError:
             return
-        except (OSError, ValueError, LookupError, TypeError, BadSettings) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is damaged"
             log.warning(
                 "the copy of the keys, %s, cannot be used: %s",
                 *(self.copy, why),
                 extra={"event": "keys_copy_unusable"},
             )
+
+
+def _tell_of(unreadable: Iterable[str]) -> None:
+    for key_id in unreadable:
+        log.error(
+            "the key %s has settings that this version does not know: nobody gets in with it here",
+            key_id,
+            extra={"event": "unreadable_key", "key": key_id},
+        )
 
 
 def _lost(ours: Mapping[str, Entry], part: Part) -> dict[str, Entry]:

@@ -174,6 +174,31 @@ def test_a_newer_version_that_begins_with_the_copy_of_an_older_one_knows_what_th
     assert after.keys.snapshot == newer.keys.snapshot  # no need to read all
 
 
+def test_an_older_version_that_begins_with_the_copy_of_a_newer_one_knows_what_it_understands(
+    server, tmp_path
+):
+    one = Replica(server, tmp_path)
+    other, made = (one.do("create", {"name": name}) for name in "ab")
+    one.look()
+    one.copies()
+    copy = tmp_path / "keys.json"
+    head, *lines = copy.read_text().splitlines(keepends=True)
+    lines = [
+        each.replace('{"', '{"of_the_future": 1, "', 1) if made.id in each else each
+        for each in lines
+    ]
+    copy.write_text(head + "".join(lines))
+    server.down = True  # so an upgrade that is taken back must do with the copy
+    older = Replica(server, tmp_path)
+    older.keys.read_copy()
+    older.look()
+    assert older.lets_in(other.key).key_id == other.id
+    assert older.lets_in(made.key) is None
+    server.down = False
+    older.look()
+    assert older.lets_in(made.key).key_id == made.id
+
+
 def test_a_copy_that_could_not_be_written_is_written_once_it_can_be(
     server, tmp_path, monkeypatch, caplog
 ):
