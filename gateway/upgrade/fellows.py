@@ -54,10 +54,16 @@ async def all_stop(process: Process) -> bool:
 
 
 async def let_others_end(process: Process) -> None:
-    """Wait until the other workers have ended: they need the servers that this one stops at its end."""
+    """Wait until the other workers have ended: they need the servers that this one stops at its end.
+
+    Where they go on, as this worker alone was told to stop, its servers run on for the next worker 1.
+    """
     group = process.group
     if group is None or not process.leads or process.succeeded.is_set():
         return
     with contextlib.suppress(Unanswered, TimeoutError):
+        if not await group.all_stop():
+            process.supervisor.in_charge = False
+            return
         async with asyncio.timeout(process.config.shutdown.grace + _OTHERS_S):
             await group.others_ended()

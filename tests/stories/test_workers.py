@@ -22,6 +22,7 @@ from tests.ports import free_port
 from tests.stories.served import PROGRAM, runs, served
 from tests.stories.support import FAST
 from tests.stories.support import story as story_within
+from tests.stories.test_upgrade import launches, records
 
 pytestmark = pytest.mark.timeout(180)
 story = functools.partial(story_within, seconds=170.0)  # processes start, and a machine may be busy
@@ -420,6 +421,21 @@ async def test_a_parent_that_is_killed_leaves_no_worker_behind():
         found = await workers(world)
         os.kill(world.pids[0], signal.SIGKILL)
         await world.until(lambda: not any(map(runs, found.values())))
+
+
+@story
+async def test_the_servers_of_worker_1_run_on_where_it_alone_is_told_to_stop():
+    pool = launches(free_port())
+    async with served(extra="workers: 2\nshutdown: {grace: 1s, announce: 0s}", pools=pool) as world:
+        before, server = await workers(world), records(world)[0]["pid"]
+        os.kill(before[1], signal.SIGTERM)
+        await world.until(lambda: not runs(before[1]))
+        assert (await workers(world))[1] != before[1]
+        assert runs(server)
+        await world.until(lambda: records(world)[0]["pid"] == server)
+        async with client(world) as http:
+            assert (await ask(http)).status_code == 200
+    assert not runs(server)
 
 
 @pytest.mark.parametrize("by_signal", [True, False])
