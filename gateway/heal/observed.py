@@ -133,10 +133,8 @@ class Observed:
 
     async def _weigh(self, launcher: ProcessLauncher, most: int | None) -> None:
         now = self._clock.now()
-        if most is None:
-            self.judges.memory = (
-                Memory()
-            )  # a limit that a reload took away holds nothing against it
+        if most is None:  # a limit that a reload took away holds nothing against it
+            self.judges.memory = Memory()
         elif self.watch is None and now - self._weighed_at >= _MEMORY_EVERY_S:
             self._weighed_at = now
             self.judges.memory.observe(now, await launcher.memory_bytes(), most)

@@ -46,9 +46,7 @@ class Touched:
     verb: Verb
     changes: bool  # False: it is so already
     requests: int  # in flight on the backend, of all workers
-    oldest_s: (
-        float | None
-    )  # age of the oldest of them; None: there is none, or another worker has some
+    oldest_s: float | None  # of them; None: there is none, or another worker has some
     last: bool  # no other backend of the pool serves, but for those that are about to be restarted
     sentence: str
 

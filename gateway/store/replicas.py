@@ -36,9 +36,7 @@ class Told(msgspec.Struct, frozen=True):
     worker: int = 0  # its number in the group
     in_charge: bool = True  # of what it launched: no other process has its place
     connections: int = 0  # of clients
-    in_flight: dict[
-        str, int
-    ] = {}  # requests that it carries, by backend (`heal.emptied.carried_as`)
+    in_flight: dict[str, int] = {}  # requests that it carries, see `heal.emptied.carried_as`
     queued: dict[str, Queued] = {}  # what waits, by pool
     phases: dict[str, str] = {}  # of its backends, as it sees them
     tends: dict[str, tuple[str, str, str]] = {}  # backends that it works on: phase, reason, detail
