@@ -22,7 +22,7 @@ from gateway.core.limits import Judged, Limit, Price
 from gateway.core.types import RequestRecord
 from gateway.store.scripts import Scripted
 from gateway.store.shared import StoreUnavailable
-from gateway.usage.entries import Entry, Place, Sums, Used, day_told, entry_of, summed
+from gateway.usage.entries import DAY_S, Entry, Place, Sums, Used, day_told, entry_of, summed
 from gateway.usage.journal import UsageJournal, every_entry
 from gateway.usage.shared import SharedUsage
 from gateway.usage.spent import Spent, folded
@@ -149,7 +149,7 @@ class Accounts:
     async def turn(self) -> None:
         """Write what waits, and have Redis count what it has not counted yet."""
         if self._day != (today := self.today()):
-            self._fold(today)
+            await self._begin(today)
         if self._journal is None and self._waiting and self._folder is not None:
             await self._open(self._folder)
         if self._journal is None:
@@ -177,6 +177,31 @@ class Accounts:
             self._sums_of(place, place[1]).include(more)
         for listener in self.on_learnt:
             listener()
+
+    async def _begin(self, today: str) -> None:
+        """Keep what limits need of today's month. A clock that leapt may be back in a month that was dropped."""
+        yesterday = day_told(self._clock.wall() - DAY_S)
+        leapt = self._day != yesterday
+        if leapt and self._journal is not None:
+            try:
+                await self._read_anew(self._journal)
+            except OSError:
+                return  # the next turn tries again
+        self._fold(today)
+        if leapt:
+            if self.telling is not None:
+                self.telling.relearn()
+            for listener in self.on_learnt:
+                listener()
+
+    async def _read_anew(self, journal: UsageJournal) -> None:
+        """Count what all ledgers have, in place of what was counted."""
+        async with self._writing:  # so that nothing counts twice
+            await self._write_all(journal)
+            found = await asyncio.to_thread(lambda: summed(journal.unread(anew=True)))
+            for place, each in summed(self._waiting).items():
+                found.setdefault(place, Sums()).include(each)
+            self.sums = found
 
     def _fold(self, today: str) -> None:
         """Keep what limits need. Without a ledger, keep the newest days instead, for `read`."""

@@ -15,7 +15,7 @@ from gateway.core.errors import ReplyTooLarge
 from gateway.core.limits import Price
 from gateway.core.types import Outcome, RequestRecord
 
-_DAY_S: Final = 86_400
+DAY_S: Final = 86_400
 # Looked up once: 0.15 us before Python 3.12.
 _SHED: Final = Outcome.SHED
 _WRONG: Final = frozenset({Outcome.REJECTED, Outcome.UPSTREAM_REJECTED})
@@ -151,12 +151,12 @@ def _alias(record: RequestRecord) -> str:
 
 def day_told(wall: float) -> str:
     """Return a day in UTC as `2026-11-23`."""
-    return _day_told(int(wall // _DAY_S))
+    return _day_told(int(wall // DAY_S))
 
 
 @lru_cache(maxsize=64)
 def _day_told(day: int) -> str:
-    return datetime.fromtimestamp(day * _DAY_S, UTC).strftime("%Y-%m-%d")
+    return datetime.fromtimestamp(day * DAY_S, UTC).strftime("%Y-%m-%d")
 
 
 def summed(entries: Iterable[Entry]) -> dict[Place, Sums]:
@@ -165,8 +165,8 @@ def summed(entries: Iterable[Entry]) -> dict[Place, Sums]:
     day, begins, ends = "", 0.0, 0.0  # of the entry before: most are of one day
     for each in entries:
         if not begins <= each.at < ends:
-            day, begins = day_told(each.at), each.at // _DAY_S * _DAY_S
-            ends = begins + _DAY_S
+            day, begins = day_told(each.at), each.at // DAY_S * DAY_S
+            ends = begins + DAY_S
         place = day, each.tenant, each.key, each.model, each.adapter
         (found.get(place) or found.setdefault(place, Sums())).add(each)
     return found

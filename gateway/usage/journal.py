@@ -128,12 +128,13 @@ class UsageJournal:
         for file in self._files():
             yield from _entries(file)
 
-    def unread(self) -> Iterator[Entry]:
+    def unread(self, *, anew: bool = False) -> Iterator[Entry]:
         """Go through the lines of all ledgers of the folder; from the second time on, only what others wrote since.
 
-        After a failure, the next call reads the same lines again.
+        After a failure, the next call reads the same lines again; `anew`, as the first call.
         """
-        first, unread = self._unread is None, dict(self._unread or {})
+        known = None if anew else self._unread
+        first, unread = known is None, dict(known or {})
         for file in _files(self._folder.parent, f"*/{_NAMES}"):
             if first or file.parent != self._folder:
                 yield from _entries(file, unread)

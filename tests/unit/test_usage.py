@@ -729,6 +729,42 @@ def test_memory_holds_what_limits_need_of_the_month_and_no_more_than_its_bound(t
     run(story())
 
 
+@pytest.mark.parametrize(
+    "wrong_s", [-3650 * DAY_S, 40 * DAY_S, DAY_S], ids=["behind", "ahead", "a day"]
+)
+@pytest.mark.parametrize("leaps", ["before it starts", "while it runs"])
+def test_limits_know_what_was_used_once_a_wrong_clock_is_right(tmp_path, wrong_s, leaps):
+    async def story():
+        clock = HeldClock()
+        clock.at = 20_030.0 * DAY_S + 9.0
+
+        async def opened():
+            made = Accounts(clock, None, tmp_path / "usage", 10**6, lambda *names: None)
+            await made.open()
+            return made
+
+        accounts = await opened()
+        accounts.posted([record(received_at=clock.now(), tokens=(400, 100))])
+        if leaps == "before it starts":
+            await accounts.close()
+        clock.at += wrong_s
+        accounts = await opened() if leaps == "before it starts" else accounts
+        limiter = Limiter(clock, None, lambda: 1, accounts.spent)
+        accounts.on_learnt.append(limiter.recall)
+        plan = plan_of(KeyLimits(tokens_per_day=9999, tokens_per_month=9999), tenant="acme")
+        await accounts.turn()
+        await limiter.take(plan, Amounts())
+        clock.at -= wrong_s
+        accounts.posted([record(received_at=clock.now(), tokens=(40, 10))])
+        for _ in range(31):
+            await accounts.turn()
+        used = (await limiter.take(plan, Amounts())).used
+        await accounts.close()
+        return used
+
+    assert run(story()) == (550, 550)
+
+
 def test_keys_beyond_the_bound_of_the_memory_are_counted_together():
     async def story():
         clock = HeldClock()
