@@ -37,7 +37,7 @@ from gateway.admission.waiting import (
     starts_in_s,
 )
 from gateway.config.models import Admission, PoolConfig
-from gateway.core.aio import Clock
+from gateway.core.aio import Clock, after_reading
 from gateway.core.endpoints import NO_ENGINE
 from gateway.core.errors import GatewayError
 from gateway.core.exclusion import AWAITS_ADAPTER
@@ -50,6 +50,7 @@ Kinds = dict[tuple[object, ...], Blocked]
 _NOTHING: Final[frozenset[str]] = frozenset()
 _DOUBT: Final = 4.0  # for a tenant's only request, see `Line.doubt`
 _SOON_S: Final = 1.0  # whoever waits no longer than this knows soon enough
+_LATE_S: Final = 0.01  # a timer that is later: the loop was held up
 _HOPELESS: Final = 1.5  # times the time that is left: how long a start takes is an estimate
 
 
@@ -320,6 +321,13 @@ class Line:
         self._timer = asyncio.get_running_loop().call_later(late_s, self._expire)
 
     def _expire(self) -> None:
+        """Refuse those whose time is over; after a pause of the loop, once it has read what came: there may be room."""
+        if self._clock.now() - self._due > _LATE_S:
+            after_reading(self._refuse_late)
+        else:
+            self._refuse_late()
+
+    def _refuse_late(self) -> None:
         self._timer = None
         now = self._clock.now()
         for waiting in self.queue.expired(now):

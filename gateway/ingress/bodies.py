@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from gateway.config.limits import LimitsConfig
 from gateway.config.models import Config
 from gateway.config.units import format_size
-from gateway.core.aio import beside
+from gateway.core.aio import InTime, beside
 from gateway.core.errors import GatewayError, Overloaded, TooManyWaiting
 from gateway.core.types import Call, Caller, ShedReason
 from gateway.routing.catalog import Catalog
@@ -231,7 +231,7 @@ class Bodies:
     async def _let(self, entry: _Wait, wait_s: float) -> None:
         self._let_in()
         try:
-            async with asyncio.timeout(wait_s):
+            async with InTime(wait_s):
                 await entry.waiter
         except TimeoutError:
             if entry in self._waiting:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import socket
 
 import msgspec
 import pytest
@@ -890,6 +891,29 @@ async def test_a_deadline_says_nothing_to_who_was_let_in():
     first.end()
     await passes(9)
     assert second.inside
+
+
+@held
+async def test_who_waits_while_the_gateway_stands_still_gets_the_room_that_there_is_by_then():
+    world = house()
+    first, second, third = await world.guests(3, wait_s=30.0)
+    ours, server = socket.socketpair()
+    ours.setblocking(False)
+
+    async def replied():
+        await world.loop.sock_recv(ours, 1)
+        first.end()
+
+    with ours, server:
+        reply = world.loop.create_task(replied())
+        await turns()
+        server.send(b"x")
+        world.loop.at += 40.0
+        await passes(1)
+        await reply
+    assert second.inside
+    assert third.refusal.shed_reason is ShedReason.QUEUE_TIMEOUT
+    assert third.ended - third.began < 40.25
 
 
 @held

@@ -5,8 +5,10 @@ import socket
 
 import msgspec
 
+from gateway.config.limits import LimitsConfig
 from gateway.core.aio import SystemClock
 from gateway.core.channel import Channel
+from gateway.ingress.bodies import Bodies
 from gateway.ingress.body import Body
 from gateway.ingress.upload import Upload
 from gateway.store.address import client_of
@@ -16,6 +18,7 @@ from gateway.wire.forms import FormReader
 from tests.unit.test_forms import FORM, field, file, form
 
 PATIENCE_S, HELD_UP_S, ENDLESS_S = 60.0, 600.0, 6000.0
+MIB = 1 << 20
 
 
 class HeldUp(asyncio.SelectorEventLoop):
@@ -136,5 +139,29 @@ def test_an_upload_of_which_some_came_meanwhile_is_in_time():
             client.sendall(sent[100:])
             assert await reading == sent
         upload.close()
+
+    story(told())
+
+
+def test_a_body_for_which_there_is_room_meanwhile_has_that_in_time():
+    async def told():
+        limits, bodies = LimitsConfig(bodies="32MiB"), Bodies()
+        loop, (ours, other) = asyncio.get_running_loop(), socket.socketpair()
+        ours.setblocking(False)
+        before = await bodies.take("one", 32 * MIB, limits, PATIENCE_S)
+
+        async def ends():
+            await loop.sock_recv(ours, 1)
+            await asyncio.sleep(0)  # the task of its request
+            before.release()
+
+        with ours, other:
+            ending = loop.create_task(ends())
+            waiting = loop.create_task(bodies.take("two", 32 * MIB, limits, PATIENCE_S))
+            await asyncio.sleep(0)
+            other.send(b"x")
+            loop.passed_s = HELD_UP_S
+            assert (await waiting).size == 32 * MIB
+            await ending
 
     story(told())
