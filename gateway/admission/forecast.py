@@ -253,7 +253,8 @@ class Forecast:
         """Measure how fast the pool drains, and return that; about twice a second.
 
         Only if somebody waits for room, now as at the last call. Otherwise what ends tells how much was asked
-        for, and a pool with little to do would seem slow to the first burst.
+        for, and a pool with little to do would seem slow to the first burst. In no time nothing is measured, and
+        what ended is left out.
         """
         backends = self._backends()
         ends = {each.id: each.turnover.ends(now - seconds / 2) for each in backends}
@@ -266,7 +267,9 @@ class Forecast:
         queued = any(not awaits_load(backends, ask) for ask in by_adapter.values())
         stands = works and (queued or self._refused)
         stood, self._stood, self._refused = self._stood, stands, False
-        if seconds > 0 and stands and stood:
+        if not seconds:
+            return self.drain
+        if stands and stood:
             self.drain.passed(seconds, ended, held_tokens(serving), token_s)
         elif not stands:
             self.drain.rested(seconds, sum(ended.values()), held_tokens(serving), token_s)

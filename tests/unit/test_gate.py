@@ -1,5 +1,6 @@
 """When a request may enter an engine: at once, after a wait, or not at all."""
 
+import asyncio
 import json
 import math
 import socket
@@ -736,6 +737,29 @@ async def test_a_pool_with_little_to_do_is_not_thought_slow_when_a_burst_comes()
     guests = await world.guests(24, tokens=100, wait_s=30.0)
     assert len(numbers(guests)) == 4
     assert world.waiting() == 20
+
+
+@held
+async def test_a_pool_is_not_thought_slow_because_the_gateway_stood_still():
+    world = house(backends=[single(ONE, 4)])
+
+    async def client():
+        while True:
+            guest = world.guest(wait_s=1000.0)
+            slot = await guest.task
+            await asyncio.sleep(1.0)
+            slot.release()
+
+    clients = [world.loop.create_task(client()) for _ in range(24)]
+    await passes(60)
+    world.loop.at += 40.0
+    await passes(1)
+    error = refused_at_once((await world.guests(1, wait_s=0.0))[0], Overloaded)
+    assert error.retry_after_s < 10  # some 5 s of work are ahead of it
+    (guest,) = await world.guests(1, wait_s=20.0)
+    assert guest.waits
+    for each in clients:
+        each.cancel()
 
 
 @held
