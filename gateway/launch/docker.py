@@ -7,7 +7,6 @@ Podman's socket speaks the same API.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import os
@@ -22,6 +21,7 @@ from urllib.parse import quote, urlencode
 
 import httpx2
 
+from gateway.core.aio import InTime
 from gateway.launch.containers import (
     Output,
     has_started,
@@ -176,7 +176,7 @@ class DockerLauncher:
         self, method: str, path: str, timeout_s: float
     ) -> AsyncIterator[httpx2.Response]:
         try:
-            async with asyncio.timeout(timeout_s):
+            async with InTime(timeout_s):
                 if not self._prefix:
                     self._prefix = await self._negotiate()
                 async with self._http.stream(method, self._prefix + path) as reply:

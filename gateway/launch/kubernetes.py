@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from gateway.core.aio import InTime
 from gateway.launch.launcher import (
     Changes,
     Incarnation,
@@ -212,7 +213,7 @@ class KubernetesLauncher:
                 await self._open()
         library, client = self._library, self._client
         try:
-            async with asyncio.timeout(_CALL_S):
+            async with InTime(_CALL_S):
                 yield client
         except TimeoutError as error:
             raise LaunchError(

@@ -6,7 +6,6 @@ killed, and its children go on. Here no await comes between the start and the `t
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import resource
@@ -17,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, Final
 
+from gateway.core.aio import InTime
 from gateway.launch import proc
 from gateway.launch.launcher import LaunchError, obstacle_of
 from gateway.launch.record import told
@@ -67,7 +67,7 @@ async def execute(
         if most_bytes is not None:
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
-        async with asyncio.timeout(timeout_s):
+        async with InTime(timeout_s):
             if (found := proc.find(process.pid)) is not None:
                 await proc.end_of(found)
     except TimeoutError as error:

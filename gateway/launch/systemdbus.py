@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+from gateway.core.aio import InTime
 from gateway.launch.launcher import LaunchError, Obstacle
 
 _CALL_S: Final = 10.0  # for one answer, which comes within milliseconds
@@ -110,7 +111,7 @@ class SystemdUnit:
         """Give the connection to one caller at a time, and turn its errors into messages for people."""
         async with self._lock:
             try:
-                async with asyncio.timeout(_CALL_S):
+                async with InTime(_CALL_S):
                     if self._bus is None or not self._bus.connected:
                         await self._open()
                     yield

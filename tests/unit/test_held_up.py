@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 
 import msgspec
 
@@ -11,6 +12,9 @@ from gateway.core.channel import Channel
 from gateway.ingress.bodies import Bodies
 from gateway.ingress.body import Body
 from gateway.ingress.upload import Upload
+from gateway.launch.docker import DockerLauncher
+from gateway.launch.launcher import Changes
+from gateway.launch.run import run
 from gateway.store.address import client_of
 from gateway.store.link import Link
 from gateway.store.scripts import HOLDS
@@ -163,5 +167,50 @@ def test_a_body_for_which_there_is_room_meanwhile_has_that_in_time():
             loop.passed_s = HELD_UP_S
             assert (await waiting).size == 32 * MIB
             await ending
+
+    story(told())
+
+
+def test_a_command_that_ended_meanwhile_did_not_take_too_long():
+    async def told():
+        loop = asyncio.get_running_loop()
+        running = loop.create_task(run(["sh", "-c", "sleep 0.1; echo done"], timeout_s=PATIENCE_S))
+        await asyncio.sleep(0)
+        time.sleep(0.3)  # noqa: ASYNC251 - nothing is read meanwhile
+        loop.passed_s = HELD_UP_S
+        assert (await running).out == "done\n"
+
+    story(told())
+
+
+def test_a_restart_that_docker_carried_out_meanwhile_did_not_fail(tmp_path):
+    async def told():
+        loop, asked = asyncio.get_running_loop(), asyncio.Future()
+        state = {"Running": True, "StartedAt": "2026-01-01T00:00:01.5Z"}
+        inspected = msgspec.json.encode({"Id": "a" * 64, "State": state})
+
+        async def docker(reader, writer):
+            while not reader.at_eof():
+                head = await reader.readline()
+                while len(await reader.readline()) > 2:
+                    pass
+                page = b'{"ApiVersion": "1.44"}' if b"/version " in head else inspected
+                if head.startswith(b"POST"):
+                    asked.set_result(writer)
+                else:
+                    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(page))
+                    writer.write(page)
+            writer.close()
+
+        path = tmp_path / "docker.sock"
+        async with await asyncio.start_unix_server(docker, path), asyncio.TaskGroup() as group:
+            launcher = DockerLauncher("vllm", path)
+            ran = (await launcher.look()).incarnation
+            ordered = launcher.restart(ran, grace_s=PATIENCE_S, changes=Changes())
+            restarting = group.create_task(ordered)
+            (await asked).write(b"HTTP/1.1 204 No Content\r\n\r\n")
+            loop.passed_s = HELD_UP_S
+            assert await restarting == ran  # as this Docker says
+            await launcher.close()
 
     story(told())
