@@ -100,6 +100,7 @@ class Intent:
     _unsaid: dict[tuple[Mark, str], bool] = field(default_factory=dict)
     _of_file: set[tuple[Mark, str]] = field(default_factory=set)  # what only the file says so far
     _held: set[str] = field(default_factory=set)  # pools on hold since the store answered last
+    _ends: dict[str, float] = field(default_factory=dict)  # of holds, by the store's clock
     _read: Mapping[str | None, float] | None = None
 
     def __post_init__(self) -> None:
@@ -108,6 +109,8 @@ class Intent:
             self._of_file |= {(mark, each) for each in self._kept.of(mark)}
             self._unsaid |= {(mark, each): False for each in self._kept.without(mark)}
         self._unsaid |= dict.fromkeys(self._of_file, True)
+        now = self.clock.now()
+        self._ends = {pool: now + self._left_s(hold) for pool, hold in self._kept.holds.items()}
 
     def has(self, mark: Mark, backend_id: str) -> bool:
         """Whether a backend has a mark."""
@@ -125,9 +128,8 @@ class Intent:
 
     def holds_now(self, pool: str) -> bool:
         """Whether a hold of a pool, or of all, that was ordered here lasts; the store may tell of it later."""
-        found = (self._kept.holds.get(of) for of in (_ALL, pool))
-        wall = self.clock.wall()
-        return any(each and (each.until is None or each.until > wall) for each in found)
+        now = self.clock.now()
+        return any(of in self._kept.holds and self._ends[of] > now for of in (_ALL, pool))
 
     def why_held(self, pool: str | None) -> str:
         """Return why restarts of a pool, or (None) of all, are on hold; empty where nobody said, or not here."""
@@ -215,7 +217,7 @@ class Intent:
             StoreUnavailable: not all was told; call it again.
         """
         for pool, hold in [*self._kept.holds.items()]:
-            left_s = math.inf if hold.until is None else hold.until - self.clock.wall()
+            left_s = self._left_s(hold)
             if left_s <= 0 or holds.get(pool or None) == LIFTED:
                 del self._kept.holds[pool]
                 self._write()
@@ -225,6 +227,9 @@ class Intent:
             if holds.get(self._scope(*marked)) == LIFTED:
                 del self._unsaid[marked]  # so that `changes` takes it off
         self._of_file.clear()
+
+    def _left_s(self, hold: Hold) -> float:
+        return math.inf if hold.until is None else hold.until - self.clock.wall()
 
     def _drop_lifted(self, holds: Mapping[str | None, float]) -> None:
         """Forget the holds that another replica lifted; not those that were set after it answered so."""
@@ -244,6 +249,7 @@ class Intent:
         await self.store.hold(pool, for_s)
         until = None if for_s is None else self.clock.wall() + for_s
         self._kept.holds[pool or _ALL] = Hold(until, why)
+        self._ends[pool or _ALL] = math.inf if for_s is None else self.clock.now() + for_s
         self._held.add(pool or _ALL)
         self._write()
 

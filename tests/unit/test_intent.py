@@ -9,6 +9,7 @@ from gateway.core.aio import SystemClock
 from gateway.heal.intent import FILE, Intent, Mark
 from gateway.store.memory import MemoryStore
 from gateway.store.shared import LIFTED, StoreUnavailable
+from tests.storecases import HeldClock
 
 S, D = Mark.SUSPENDED, Mark.DRAINED
 IDS = {S: ["m/a", "m/b"], D: ["m/a", "m/b"]}
@@ -291,6 +292,24 @@ def test_what_was_said_is_known_to_the_next_gateway_and_told_to_its_store(tmp_pa
     holds = asyncio.run(again.store.holds())
     assert {scope for scope, end in holds.items() if end != LIFTED} == {"m/a", "m/b#drained"}
     assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("leap_s", [-7200.0, 7200.0])
+def test_a_hold_lasts_as_long_as_the_store_says_though_the_clock_is_set(tmp_path, leap_s):
+    class Set(HeldClock):
+        ahead_s = 0.0
+
+        def wall(self):
+            return self.at + self.ahead_s
+
+    clock = Set()
+    intent = Intent(MemoryStore(clock), clock, tmp_path)
+    asyncio.run(intent.hold("m", 600.0, "new disks"))
+    clock.ahead_s = leap_s
+    for passed_s, holds in ((599.0, True), (2.0, False)):
+        clock.at += passed_s
+        assert bool(asyncio.run(intent.store.holds())) is holds
+        assert intent.holds_now("m") is holds
 
 
 def test_holds_go_on_for_what_is_left_of_their_time(tmp_path):
