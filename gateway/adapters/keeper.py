@@ -29,7 +29,7 @@ from gateway.adapters.placement import Change, Move, lacks, plan
 from gateway.adapters.seen import Known, mixes
 from gateway.adapters.server import Server
 from gateway.config.models import PoolConfig
-from gateway.core.aio import Clock
+from gateway.core.aio import Clock, Running
 from gateway.core.events import EventKind, Events
 from gateway.core.exclusion import Exclusion
 from gateway.core.types import ModelsSeen
@@ -89,7 +89,7 @@ class PoolAdapters:
         self.done: Counter[Done] = Counter()
         self.all_loads_s = 0.0
         self._pool, self._table, self._clock, self._tools = pool, tools.table, tools.clock, tools
-        self._looked_at = tools.clock.now()
+        self._running = Running(tools.clock.now())
         self.leads = True  # False: another gateway plans
         self._lacking: dict[str, dict[str, Exclusion]] = {}  # as planned last, by backend
         self._seeing: set[str] = set()  # backends whose model list is being read again
@@ -113,8 +113,7 @@ class PoolAdapters:
         `awaited` are the adapters of requests in the queue.
         """
         now, known = self._clock.now(), self.known
-        fades = math.exp((self._looked_at - now) / _MEMORY_S)
-        self._looked_at = now
+        fades = math.exp(-self._running.look(now) / _MEMORY_S)
         present: dict[str, int] = {}
         for each in self._table.backends(self._pool):
             for counted in (each.adapter_requests, known.elsewhere.requests(each.id)):
@@ -292,6 +291,7 @@ class PoolAdapters:
 
     async def _load(self, backend: Backend, server: Server, move: Move) -> None:
         name, began_at = str(move.load), self._clock.now()
+        began = self._running.at(began_at)
         path = self.known.path_at(backend.id, name, self._table.backends(self._pool))
         if path is None:  # a reload removed the adapter
             return
@@ -300,7 +300,7 @@ class PoolAdapters:
         self.known.memory.begin(backend.id, name, self._clock.wall())
         try:
             await server.load(name, path)
-            seconds = self._clock.now() - began_at
+            seconds = self._running.at(self._clock.now()) - began
             self._table.forgive(self._clock.now(), backend)
             await self._see(backend, server)
             held = held_by(backend).get(name)

@@ -28,6 +28,7 @@ _EAGER: Final = sys.version_info >= (3, 12)
 _AFTER_BUG_S: Final = 1.0
 # A loop that was held up runs its timers before it reads. So long after them it has read, too.
 READ_S: Final = 0.001
+_STOOD_STILL_S: Final = 5.0  # between two looks at the clock, of somebody who looks twice a second
 
 
 class Clock(Protocol):
@@ -154,6 +155,27 @@ class InTime:
     def _late(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         late_s = min(loop.time() - self._over_at, seconds)
         self._timer = loop.call_later(late_s, self._limit.reschedule, self._over_at)
+
+
+class Running:
+    """The time in which this process ran, as its owner knows who looks at the clock all the time.
+
+    What lies between two looks, but for some seconds, is time in which it stood still.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._looked_at = now
+        self._stood_s = 0.0
+
+    def look(self, now: float) -> float:
+        """Note a look; return the seconds since the one before."""
+        ran, passed_s = self.at(now), now - self._looked_at
+        self._looked_at, self._stood_s = now, now - ran
+        return passed_s
+
+    def at(self, now: float) -> float:
+        """Return the clock without the time in which it stood still."""
+        return now - self._stood_s - max(0.0, now - self._looked_at - _STOOD_STILL_S)
 
 
 _BESIDE: Final = ThreadPoolExecutor(1, thread_name_prefix="beside")

@@ -733,3 +733,17 @@ async def keeps_what_it_knows_the_path_of(folder):
 
 def test_an_order_to_keep_an_adapter_keeps_its_path_or_is_refused(tmp_path):
     keeps_what_it_knows_the_path_of(tmp_path)
+
+
+@held
+async def test_a_load_did_not_take_as_long_as_the_gateway_stood_still_meanwhile(tmp_path):
+    site = Site(tmp_path)
+    for _ in range(50):  # each second that a load takes counts for all of them
+        site.table.take("m/b1", site.loop.time(), Need(10, 10, streams=True))
+    await site.turns(0.5, "a")
+    site.loop.at += 7200.0
+    await site.turns(0.5, "a")
+    assert site.names == {"a": "/a"}
+    assert site.keeper.usual_s < 10
+    await site.turns(120, "b")
+    assert site.names == {"b": "/b"}
