@@ -87,6 +87,7 @@ class Room:
     _unseen_tokens: int = 0  # the same of others; the next scrape is taken to show them read
     writing: Writing = field(default_factory=Writing)
     _ended_tokens: float = 0.0
+    _begun: int = 0  # sequences whose first token has come since the last scrape
     trust: Trust = field(default_factory=Trust)
     peak: Peak = field(default_factory=Peak)
     shares: Shares = field(default_factory=Shares)
@@ -147,6 +148,7 @@ class Room:
         if credit.held and credit.read_at is None:
             prompt, output = credit.prompt_tokens, credit.output_tokens
             credit.read_at = self._scrapes
+            self._begun += credit.sequences
             self.unread_tokens -= credit.unread_tokens
             credit.unread_tokens = 0
             self._coming_tokens -= prompt + output
@@ -195,6 +197,7 @@ class Room:
         """Take in a scrape, which may open or close the backend."""
         self._sample = sample
         self._scrapes += 1
+        self._begun = 0
         if sample.kv_capacity_tokens is not None:
             self.capacity_tokens = sample.kv_capacity_tokens or None
         self._read_before_tokens += self._read_prompt + self._read_output
@@ -230,7 +233,9 @@ class Room:
         return (self.stop_ratio - self.trust.spared_ratio - usage) * capacity - grows
 
     def _queued(self, sample: LoadSample) -> bool:
-        return sample.waiting >= max(self.max_waiting, _QUEUE_SHARE * sample.running)
+        """Whether the engine's queue is long; those who have begun since it was counted are not in it."""
+        waiting = sample.waiting - self._begun
+        return waiting >= max(self.max_waiting, _QUEUE_SHARE * sample.running)
 
     # --- asked ---
 

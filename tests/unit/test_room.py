@@ -411,6 +411,18 @@ def test_a_long_queue_in_the_engine_saturates_until_the_next_scrape(running, wai
     assert admits(one, 1, 1.0)
 
 
+def test_those_who_have_begun_since_are_in_the_queue_of_the_engine_no_more():
+    one = Room()
+    first, second = one.take(100, 100), one.take(100, 100)
+    one.observe(scrape(0.0, 0.1, running=8, waiting=5))
+    one.first_token(first, 0.1)
+    assert one.verdict(Need(1, 0), 0.1) is Exclusion.ENGINE_QUEUED
+    one.first_token(second, 0.2)
+    assert admits(one, 1, 0.2)
+    one.observe(scrape(1.0, 0.1, running=8, waiting=4))
+    assert one.verdict(Need(1, 0), 1.0) is Exclusion.ENGINE_QUEUED
+
+
 # --- where all that runs is known -----------------------------------------------------------------
 
 
