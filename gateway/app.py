@@ -185,6 +185,7 @@ def build(
     replicas.on_heard.append(ingress.even_out)
     supervisor = supervise(table, clock, store, config)
     supervisor.drained_elsewhere = replicas.drained_elsewhere
+    replicas.named = supervisor.named
     supervisor.events.on_event.append(ledger.event)
     quarantine.on_quarantined.append(partial(quarantined, supervisor.events, clock))
     rollouts = rollouts_of(table, clock, supervisor.events, config, group)
@@ -208,7 +209,8 @@ def _told(ingress: Ingress, handler: Handler, supervisor: Supervisor, group: Gro
     shared, leads = handler.settings.shared_digest, sorted(supervisor.leads)
     told = this_process(__version__, shared, leads, len(ingress.connections))
     told = told if group is None else group.named(told, in_charge=supervisor.in_charge)
-    return told_of(handler.table, supervisor.names, told, handler.gate.queues())
+    going = supervisor.fleet.going()
+    return told_of(handler.table, supervisor.names, told, handler.gate.queues(), going)
 
 
 def serve(path: Path, predecessor: Predecessor | None = None, workers: int | None = None) -> None:

@@ -147,10 +147,14 @@ class Process:
         return self.group is None or self.group.place.leads
 
     def carried(self, backend_id: str) -> tuple[float | None, int]:
-        """Return when the oldest request came that a backend carries here, if any; and how many others have there."""
+        """Return when the oldest request came that a backend carries here, if any; and how many others have there.
+
+        Others are the other workers, and other gateways on one Redis.
+        """
         records = (down.record for down in self.ingress.live if down.record is not None)
         came = (each.received_at for each in records if each.backend_id == backend_id)
-        return min(came, default=None), carried_by(self.replicas.fellows())[backend_id]
+        workers, gateways = self.replicas.fellows(), self.replicas.at_other_gateways(backend_id)
+        return min(came, default=None), carried_by(workers)[backend_id] + gateways
 
     def note_start(self) -> None:
         """Note the configuration that it begins with."""

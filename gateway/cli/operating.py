@@ -27,7 +27,7 @@ from gateway.core.bounds import LOG_BYTES, LONGEST_HOLD_S, MOST_LOG_BYTES
 
 _POLL_S: Final = 1.0
 _UPGRADE_S: Final = 150.0  # the gateway gives the new process 120 s
-# Until then other workers have heard of a drain, and told what they carry: each tells once a second.
+# Until then others have heard of a drain, and told what they carry: each worker and gateway tells once a second.
 _HEARD_S: Final = 5.0
 _SERVES: Final = frozenset({"ready", "degraded"})
 
@@ -245,8 +245,9 @@ def _until(server: str, token: str, backend: str, patience_s: float, done: Done)
 
 def _emptied(overview: dict[str, Any], now: dict[str, Any]) -> bool:
     """Whether a drained backend carries no request, and nobody can be about to send one."""
-    alone = overview.get("store") is None
-    return now["in_flight"] == 0 and (alone or now["phase_age_s"] >= _HEARD_S)
+    if now["in_flight"] or now.get("in_flight_elsewhere"):  # an older gateway does not tell it
+        return False
+    return overview.get("store") is None or now["phase_age_s"] >= _HEARD_S
 
 
 def _restarted(now: dict[str, Any]) -> bool:

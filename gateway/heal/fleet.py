@@ -13,7 +13,7 @@ from gateway.core.events import EventKind
 from gateway.heal.departure import LEAVES, Departure, closed, same_server, stop_server
 from gateway.heal.due import take_over
 from gateway.heal.shared import Shared
-from gateway.heal.states import Absent
+from gateway.heal.states import Absent, Draining, Replacing
 from gateway.heal.unit import Unit
 from gateway.launch.launcher import Incarnation, Launcher
 from gateway.launch.leftbehind import left_behind
@@ -160,6 +160,13 @@ class Fleet:
         departure = self.leaving.pop(task)
         if departure.stops and departure.unit.id not in self.units:
             self.shared.table.tend(departure.unit.id, None)
+
+    def going(self) -> list[Backend]:
+        """Return the backends whose servers are about to be stopped: they are restarted, or leave the configuration."""
+        table, units = self.shared.table, self.units.values()
+        restarted = [each.backend for each in units if isinstance(each.state, Draining | Replacing)]
+        leaving = [each.unit.backend for each in self.leaving.values() if each.stops]
+        return [*restarted, *(each for each in leaving if table.get(each.id) in (each, None))]
 
     async def hand_over(self, heir: Process) -> None:
         """Put another gateway in charge of all that runs; nothing of it is stopped here any more."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -22,7 +22,7 @@ from gateway.heal.intent import Mark
 from gateway.heal.names import Names
 from gateway.pools.facts import Tending
 from gateway.pools.health import Order
-from gateway.pools.table import PoolTable
+from gateway.pools.table import Backend, PoolTable
 from gateway.store.replicas import BEAT_S, Replicas, Told
 from gateway.store.shared import LIFTED, SharedStore, StoreUnavailable
 
@@ -73,14 +73,15 @@ class Following:
                 self._table.tend(backend.id, tending)
 
 
-def told_of(table: PoolTable, names: Names, told: Told, queues: Mapping[str, Queued]) -> Told:
-    """Return what a replica tells, with its backends."""
+def told_of(
+    table: PoolTable,
+    names: Names,
+    told: Told,
+    queues: Mapping[str, Queued],
+    going: Iterable[Backend] = (),
+) -> Told:
+    """Return what a replica tells, with its backends; it drains and stops those that are `going`."""
     tended = {each.id: each.health.tended for each in table}
-    drained = [
-        each
-        for each in table
-        if (found := tended[each.id]) is not None and found.phase is Phase.DRAINING
-    ]
     carried = Counter[str]()  # also by servers that a reload took away
     for each in (*table, *table.leaving()):
         carried[carried_as(table, each)] += each.in_flight
@@ -94,5 +95,6 @@ def told_of(table: PoolTable, names: Names, told: Told, queues: Mapping[str, Que
             for backend_id, found in tended.items()
             if found is not None
         },
-        drains=tuple(names.of(each) for each in drained),
+        drains=tuple(names.of(each) for each in going),
+        carries={names.of(each): each.in_flight for each in table},
     )

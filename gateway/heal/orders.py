@@ -14,6 +14,7 @@ from gateway.config.units import format_duration
 from gateway.core.aio import Clock
 from gateway.core.events import EventKind
 from gateway.core.types import SERVING
+from gateway.heal.elsewhere import left_alone
 from gateway.heal.intent import Mark
 from gateway.heal.overrides import Override
 from gateway.heal.states import Suspect
@@ -45,8 +46,9 @@ class Touched:
     backend_id: str
     verb: Verb
     changes: bool  # False: it is so already
-    requests: int  # in flight on the backend, of all workers
-    oldest_s: float | None  # of them; None: there is none, or another worker has some
+    requests: int  # in flight on the backend, of all workers and gateways
+    # Age of the oldest of them; None: there is none, or another worker or gateway has some.
+    oldest_s: float | None
     last: bool  # no other backend of the pool serves, but for those that are about to be restarted
     sentence: str
 
@@ -55,7 +57,8 @@ class Touched:
 class Orders:
     """Carries operators' orders out.
 
-    Of a backend, `carried` tells when the oldest request of this worker came, and how many other workers have there.
+    Of a backend, `carried` tells when the oldest request of this worker came, and how many other workers and gateways
+    have there.
     """
 
     table: PoolTable
@@ -191,7 +194,7 @@ class Orders:
         held = backend.health.held is not None
         suspended = unit is not None and unit.suspended
         doubted = unit is not None and isinstance(unit.state, Suspect)
-        under_way = unit is not None and unit.under_way
+        under_way = unit is not None and (unit.under_way or left_alone(backend) is not None)
         match verb:
             case Verb.DRAIN:
                 changes, does, already = not held, "takes no new work", "already takes no new work"

@@ -236,6 +236,11 @@ class _Case:
         planned = self.cause is not None and self.cause.planned and self.cause is not Cause.SLOW
         return self.lives and planned and self.member.saturated
 
+    def held(self) -> bool:
+        """Whether an operator took it out; one that another replica drains waits for its turn."""
+        member = self.member
+        return member.held or (member.phase in _HELD and not member.drained_elsewhere)
+
     def held_until(self) -> float:
         """Return until when its restarts are on hold."""
         holds = self.pool.circumstances.holds
@@ -298,7 +303,7 @@ _RULES: Final[tuple[_Rule, ...]] = (
     # it cannot be seen, so no incarnation is known
     _Rule(Why.UNSEEN, lambda it: not it.member.visible),
     # an operator holds it: cordoned, drained
-    _Rule(Why.HELD, lambda it: it.member.held or it.member.phase in _HELD),
+    _Rule(Why.HELD, _Case.held),
     # planned, and it is full
     _Rule(Why.BUSY, _Case.busy),
     # until an operator clears it

@@ -14,6 +14,7 @@ from gateway.core.aio import periodic
 from gateway.core.events import EventKind
 from gateway.core.types import SERVING
 from gateway.heal.decisions import CHANGED, Cause, Restart, Sign, Suspend, Wait
+from gateway.heal.elsewhere import left_alone
 from gateway.heal.observed import Observed
 from gateway.heal.preparation import Preparation
 from gateway.heal.shared import Shared
@@ -196,7 +197,7 @@ class Supervised:
                 self.observed.trouble = ""
             self._watch_processes(state.incarnation)
         self._tell_suspicion(before, state)
-        shown = tending(state, launched=self.config.launch is not None)
+        shown = tending(state, launched=self.config.launch is not None) or left_alone(self.backend)
         if shown != self.backend.health.tended:
             self._shared.table.tend(self.id, shown)
 

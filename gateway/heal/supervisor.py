@@ -21,6 +21,7 @@ from gateway.core.events import EventKind, Events
 from gateway.core.types import Outcome, Phase, RequestRecord
 from gateway.heal.autopsy import Autopsy, explained
 from gateway.heal.decisions import Cause, Decision, Restart, Setback, Sign, Suspend, Wait, Why
+from gateway.heal.elsewhere import leave_alone
 from gateway.heal.fleet import Fleet, Maker, launcher_of
 from gateway.heal.held import HeldAdapters
 from gateway.heal.intent import Intent, Mark
@@ -62,7 +63,7 @@ class Supervisor:
         self.clock = clock
         self.store = store
         self.events, self.names = Events(), Names()
-        self.intent = Intent(store, clock, config.state, self._named)
+        self.intent = Intent(store, clock, config.state, self.named)
         self.overrides = Overrides(config.state)
         self.history = History()
         self._config = config
@@ -181,6 +182,7 @@ class Supervisor:
         circumstances = await self._circumstances()
         # No await from here on: what an operator orders meanwhile must not be lost.
         self._agree()
+        leave_alone(self.table, self.names, self.drained_elsewhere())
         for unit in self.units.values():
             unit.judge(self._peers(unit))
         members = [self._member(backend, circumstances.now) for backend in self.table]
@@ -216,13 +218,13 @@ class Supervisor:
         self._restored = True
         return await self._leases.keep(pools)
 
-    def _named(self, backend_id: str) -> str:
+    def named(self, backend_id: str) -> str:
+        """Return what all gateways call a backend."""
         backend = self.table.get(backend_id)
         return backend_id if backend is None else self.names.of(backend)
 
     def _member(self, backend: Backend, now: float) -> Member:
-        unit = self.units.get(backend.id)
-        health = backend.health
+        unit, health = self.units.get(backend.id), backend.health
         sample = None if backend.stale(now) else backend.sample
         at_work = backend.in_flight or (sample and (sample.running or sample.waiting))
         member = Member(
@@ -318,14 +320,12 @@ class Supervisor:
     def put_back(self, backend_id: str) -> None:
         """Put a backend back into service: clear it, and trust it whatever speaks against it."""
         self.clear(backend_id)
-        unit = self.units.get(backend_id)
-        if unit is not None:
+        if (unit := self.units.get(backend_id)) is not None:
             unit.trust()
 
     def _clear(self, backend_id: str) -> None:
         self.history = self.history.clear(backend_id)
-        unit = self.units.get(backend_id)
-        if unit is not None:
+        if (unit := self.units.get(backend_id)) is not None:
             unit.clear()
 
     def _came_to(self, setback: Setback, order: Restart) -> None:

@@ -70,6 +70,7 @@ class BackendOverview(TypedDict):
     phase_age_s: float
     detail: str  # a sentence with the evidence
     in_flight: int  # requests of this gateway on it
+    in_flight_elsewhere: int  # those of other gateways on the same Redis, as they told last
     uploading: int  # these of them whose clients still send sound
     running: int | None  # the backend's own figures; null while unknown or stale
     waiting: int | None
@@ -310,6 +311,7 @@ def _backend(backend: Backend, facts: Facts, moment: Moment, elsewhere: int) -> 
         phase_age_s=round(moment.now - backend.health.since, 3),
         detail=detail_of(backend, facts.why_drained(backend.id)),
         in_flight=backend.in_flight + elsewhere,
+        in_flight_elsewhere=facts.replicas.at_other_gateways(backend.id),
         uploading=facts.own.callers.uploading.get(backend.id, 0),
         running=fresh.running if fresh is not None else None,
         waiting=fresh.waiting if fresh is not None else None,

@@ -21,6 +21,7 @@ BEAT_S: Final = 1.0
 ALIVE_S: Final = 5.0  # heard of within this time, a replica lives
 # The leader tells within a beat, the others hear it a beat later, follow it half a beat after that.
 _SETTLED_S: Final = 3 * BEAT_S
+_GATEWAYS_SETTLED_S: Final = 4 * BEAT_S  # other gateways follow it a whole beat after that
 TOLD_S: Final = 60.0  # for so long a silent one is still told of
 
 
@@ -40,7 +41,8 @@ class Told(msgspec.Struct, frozen=True):
     queued: dict[str, Queued] = {}  # what waits, by pool
     phases: dict[str, str] = {}  # of its backends, as it sees them
     tends: dict[str, tuple[str, str, str]] = {}  # backends that it works on: phase, reason, detail
-    drains: tuple[str, ...] = ()  # the `heal.names` of those that it drains, to restart them
+    drains: tuple[str, ...] = ()  # the `heal.names` of those that it drains and stops
+    carries: dict[str, int] = {}  # requests at each of its backends, by their `heal.names`
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Replicas:
     every: Sequence[Replica] = ()
     answered_at: float | None = None
     least: int = 1  # the workers of this one's group, heard of or not
+    named: Callable[[str], str] = str  # what all gateways call a backend
     on_heard: list[Callable[[Sequence[Told]], None]] = field(default_factory=list)  # of these
     group: str = field(default="", init=False)  # as this one told it last
 
@@ -86,21 +89,31 @@ class Replicas:
         return next(leads, None)
 
     def carried_elsewhere(self, backend_id: str, since: float) -> bool:
-        """Whether another worker of this group carries requests of a backend, or may still begin some.
+        """Whether another worker or gateway carries requests of a backend, or may still begin some.
 
-        A worker stops sending to one that its leader works on once both have told and heard of each other.
+        It stops sending to one that is worked on here once both have told and heard of each other.
         """
+        name = self.named(backend_id)
         return any(
             each.heard_at < since + _SETTLED_S or bool(each.told.in_flight.get(backend_id))
             for each in self._of_group()
+        ) or any(
+            each.heard_at < since + _GATEWAYS_SETTLED_S or bool(each.told.carries[name])
+            for each in self._of_other_gateways()
+            if name in each.told.carries
         )
+
+    def at_other_gateways(self, backend_id: str) -> int:
+        """Return how many requests other gateways told that they carry at a backend."""
+        name = self.named(backend_id)
+        return sum(each.told.carries.get(name, 0) for each in self._of_other_gateways())
 
     def fellows(self) -> list[Told]:
         """Return what the other workers of this one's group told last."""
         return [each.told for each in self._of_group()]
 
     def drained_elsewhere(self) -> frozenset[str]:
-        """Return the names of the backends that other replicas drain.
+        """Return the names of the backends that other replicas drain and stop.
 
         A replica that has lost its lease still ends the restart that it began.
         """
@@ -116,6 +129,10 @@ class Replicas:
     def _of_group(self) -> list[Replica]:
         group = self.group
         return [each for each in self._others() if each.told.group == group] if group else []
+
+    def _of_other_gateways(self) -> list[Replica]:
+        group = self.group
+        return [each for each in self._others() if not group or each.told.group != group]
 
     async def run(self) -> None:
         """Tell and hear until cancelled."""

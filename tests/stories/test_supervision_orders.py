@@ -869,6 +869,64 @@ async def test_two_gateways_restart_an_incarnation_once():
 
 
 @contextlib.asynccontextmanager
+async def pair(on):
+    """Two gateways that share a store, and hear of each other."""
+    store = MemoryStore(SystemClock())
+    for name in ("m/b1", "m/b2"):
+        await on[name].begin()
+    backends = managed(on["m/b1"]), managed(on["m/b2"])
+    async with (
+        fleet(on, *backends, store=store) as one,
+        fleet(on, *backends, store=store) as other,
+    ):
+        for each in (one, other):
+            each.process.replicas.store = store
+        for each in (one, other):
+            await each.until(lambda e=each: len(e.process.replicas.every) == 2)
+        yield one, other
+
+
+@story
+async def test_a_restart_at_one_gateway_waits_for_the_requests_of_another_which_sends_no_more():
+    async with machine() as on, pair(on) as (one, other):
+        async with asyncio.TaskGroup() as group:
+            with held(on["m/b1"], on["m/b2"]):
+                asked = [group.create_task(other.chat(max_tokens=3)) for _ in range(6)]
+                await other.until(lambda: other.backend().in_flight == 3)
+                carried = one.process.replicas.at_other_gateways
+                await one.until(lambda: carried("m/b1") == 3)
+                told = (await one.order("restart")).json()
+                assert (told["requests"], told["oldest_s"]) == (3, None)
+                await other.until(lambda: other.phase() is Phase.DRAINING)
+                assert "another gateway restarts" in other.backend().health.detail
+                again = (await other.order("restart")).json()
+                assert "is already restarting" in again["sentence"]
+                asked += [group.create_task(other.chat(max_tokens=3)) for _ in range(4)]
+                await other.until(lambda: other.backend("m/b2").in_flight == 7)
+                assert (on["m/b1"].starts, other.backend().in_flight) == ([], 3)
+        assert {each.result().status_code for each in asked} == {200}
+        await one.until(lambda: on["m/b1"].starts)
+        for each in (one, other):
+            await each.serves()
+            assert each.unit().decision is None
+        assert len(on["m/b1"].starts) == 1
+
+
+@story
+async def test_what_another_gateway_drained_serves_again_when_that_one_ends():
+    async with machine() as on, pair(on) as (one, other):
+        async with asyncio.TaskGroup() as group:
+            with held(on["m/b1"]):
+                asked = [group.create_task(other.chat(max_tokens=3)) for _ in range(2)]
+                await one.until(lambda: one.process.replicas.at_other_gateways("m/b1"))
+                await one.order("restart")
+                await other.until(lambda: other.phase() is Phase.DRAINING)
+                one.process.stopping.set()
+                await other.serves()
+        assert {each.result().status_code for each in asked} == {200}
+
+
+@contextlib.asynccontextmanager
 async def crash_loop(on):
     """Two gateways that share a store; the first leads, and has suspended b1. Closing `first` ends it."""
     broken = [True]

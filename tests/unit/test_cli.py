@@ -736,17 +736,17 @@ def admin(body=OVERVIEW, status=200, unix=None):
         thread.join()
 
 
-@pytest.mark.parametrize(("store", "looks"), [(None, 1), ({"trouble": "", "replicas": []}, 3)])
+@pytest.mark.parametrize(("store", "looks"), [(None, 1), ({"trouble": "", "replicas": []}, 4)])
 def test_a_drain_has_ended_once_others_told_what_they_carry(run, store, looks):
-    """Another worker may have sent a request there a moment ago, and has not heard of the drain yet."""
-    carried = iter([(0, 0.5), (2, 1.5), (0, 5.5)])
+    """Another worker or gateway may have sent a request there a moment ago, and has not heard of the drain yet."""
+    carried = iter([(0, 0, 0.5), (2, 0, 1.5), (0, 1, 5.5), (0, 0, 6.5)])
 
     def told(path):
         if path.endswith(":drain"):
             return {"sentence": "m/b1 takes no new work; 0 requests in flight."}
-        in_flight, age_s = next(carried)
+        in_flight, elsewhere, age_s = next(carried)
         backend = {"id": "m/b1", "phase": "draining", "detail": "takes no new requests"}
-        backend |= {"in_flight": in_flight, "phase_age_s": age_s}
+        backend |= {"in_flight": in_flight, "in_flight_elsewhere": elsewhere, "phase_age_s": age_s}
         return {"store": store, "pools": [{"backends": [backend]}]}
 
     with admin(told) as (url, seen):

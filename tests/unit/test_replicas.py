@@ -12,7 +12,6 @@ from gateway.heal.names import Names
 from gateway.observe.readings import queued_in_all
 from gateway.ops.moment import Moment
 from gateway.ops.sharing import store_told
-from gateway.pools.facts import Tending
 from gateway.pools.table import PoolTable
 from gateway.store.memory import MemoryStore
 from gateway.store.replicas import ALIVE_S, Replicas, Told
@@ -204,18 +203,42 @@ def test_a_replica_hears_which_backends_others_drain_by_the_names_that_all_use()
     assert one.drained_elsewhere() == frozenset(), "who fell silent drains nothing any more"
 
 
-def test_a_replica_tells_which_backends_it_drains_to_restart_them():
+def test_a_replica_tells_which_servers_are_about_to_be_stopped_and_what_it_has_at_each():
     clock = HeldClock()
     table = PoolTable(clock)
     urls = ["http://127.0.0.1:8001", "http://10.0.0.2:8000"]
     config = Config.model_validate({"pools": {"m": {"backends": urls}}})
     table.apply(config.pools, config.health)
-    first, second = sorted(table.ids())
-    table.tend(first, Tending(Phase.DRAINING, "restart", "it drains"))
-    assert told_of(table, Names("here"), Told(), {}).drains == (f"{first}@here",)
-    table.tend(first, Tending(Phase.STARTING, "restart", "it starts"))
-    table.tend(second, Tending(Phase.DRAINING, "restart", "it drains"))
-    assert told_of(table, Names("here"), Told(), {}).drains == (second,)
+    first, second = (table.get(each) for each in sorted(table.ids()))
+    told = told_of(table, Names("here"), Told(), {}, [first])
+    assert told.drains == (f"{first.id}@here",)
+    assert told.carries == {f"{first.id}@here": 0, second.id: 0}
+
+
+def test_what_other_gateways_carry_is_waited_for_where_it_is_the_same_server():
+    clock = HeldClock()
+    store, carried = MemoryStore(clock), {"m/b1@here": 0, "m/b2": 2}
+
+    def gateway(group="", **more):
+        told = Told("h", 1, "1.0", "x", group=group, **more)
+        found = Replicas(store, clock, lambda: told)
+        found.named = lambda each: f"{each}@here" if each == "m/b1" else each
+        return found
+
+    one, other = gateway(), gateway("g", carries=carried)
+    turn(other, one)
+    since = clock.at
+    assert one.carried_elsewhere("m/b1", since), "it may not have heard yet"
+    assert not one.carried_elsewhere("m/b3", since), "it has no such backend"
+    assert one.at_other_gateways("m/b2") == 2
+    clock.at += 4.0
+    turn(other, one)
+    assert not one.carried_elsewhere("m/b1", since)
+    assert one.carried_elsewhere("m/b2", since)
+    clock.at += ALIVE_S + 1
+    turn(one)
+    assert not one.carried_elsewhere("m/b2", since), "it died, and what it carried with it"
+    assert one.at_other_gateways("m/b2") == 0
 
 
 def test_a_server_that_a_reload_took_away_is_told_of_while_it_carries_something():
