@@ -92,7 +92,10 @@ class Successor:
         Raises:
             UpgradeFailed: the system refused.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:  # no descriptors are left, say
+            raise UpgradeFailed(f"cannot make a channel to it: {error.strerror}") from error
         ours.setblocking(False)
         # A message is sent as a whole or not at all; the system may allow less.
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST_BYTES)

@@ -1,6 +1,7 @@
 """The process that is to take over: whether it may, what it is told, and how it fails."""
 
 import asyncio
+import resource
 import socket
 import sys
 import time
@@ -148,3 +149,14 @@ def test_a_program_that_is_not_there_is_told():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         with pytest.raises(UpgradeFailed, match="cannot run /nowhere/vllm-gateway: No such file"):
             Successor.start(listener, listener, kept=False, words=["/nowhere/vllm-gateway"])
+
+
+def test_that_no_descriptor_is_left_for_it_is_told():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        try:
+            with pytest.raises(UpgradeFailed, match="channel to it: Too many open files"):
+                Successor.start(listener, listener, kept=False, words=["/nowhere/vllm-gateway"])
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
