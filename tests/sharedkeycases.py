@@ -236,5 +236,12 @@ class SharedKeyCases(KeyCases):
         assert desk.ids(part) == [good.id]
         assert part.unreadable == {bad.id}
 
+    def test_a_record_that_is_no_mapping_is_left_out_and_the_others_are_read(self, desk):
+        good, bad = (desk.create({"name": name}) for name in "ab")
+        self.plant(desk, bad.id, 'v ["of the future"]')
+        part = desk.read()
+        assert desk.ids(part) == [good.id]
+        assert part.unreadable == {"?"}
+
     def plant(self, desk, key_id, text):
         raise NotImplementedError

@@ -64,7 +64,10 @@ class Entry:
             ValueError: it is none.
             BadSettings: its record is none that this version knows.
         """
-        return cls(text, read_record(json.loads(text.partition(" ")[2])))
+        node = json.loads(text.partition(" ")[2])
+        if not isinstance(node, dict):
+            raise ValueError("its record is no mapping")
+        return cls(text, read_record(node))
 
 
 @dataclass(frozen=True, slots=True)
