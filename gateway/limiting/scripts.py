@@ -48,16 +48,18 @@ local function level(store, field, most)
     return 0
   end
   stamp, used = tonumber(stamp), tonumber(used)
-  if kind ~= 'm' then
-    return stamp >= stamp_of(kind) and used or 0
+  local present = stamp_of(kind)
+  if stamp > present then  -- the clock was ahead then: it counts for the present time
+    stamp = present
+    redis.call('HSET', KEYS[store], field, string.format('%.0f %.9f', stamp, used))
   end
-  if stamp > now_ms then  -- the clock was wrong then: it empties from now on
-    redis.call('HSET', KEYS[store], field, string.format('%.0f %.9f', now_ms, used))
+  if kind ~= 'm' then
+    return stamp == present and used or 0
   end
   if most < (tonumber(before or 0)) then  -- the limit was lowered
     used = math.min(used, most)
   end
-  return math.max(0, used - math.max(0, now_ms - stamp) / 60000 * most)
+  return math.max(0, used - (now_ms - stamp) / 60000 * most)
 end
 local lives_ms = {}
 local function keep(store, field, most, used)

@@ -141,6 +141,19 @@ class TestRedis(LimiterCases):
         desk.run(asyncio.sleep(1.2))
         assert fits(desk.take(limits, input=10))
 
+    def test_a_day_that_a_wrong_clock_named_ends_with_the_present_one(self, desk):
+        desk.starts_a_day()
+        limits = KeyLimits(tokens_per_day=600)
+        assert fits(desk.take(limits, input=600))
+        key = "gw1:{t:t}:key:k"
+        with desk.server.client() as client:
+            (field,) = (each for each in client.hkeys(key) if each.endswith("d"))
+            stamp, used = client.hget(key, field).split()
+            client.hset(key, field, f"{int(stamp) + 30} {used}")
+        assert not fits(desk.take(limits, input=10))
+        desk.passes(DAY_S)
+        assert fits(desk.take(limits, input=10))
+
     def test_what_ends_while_redis_is_full_runs_no_more(self, desk):
         taken = desk.take(ALL, 100, 100)
         desk.server.ask("CONFIG", "SET", "maxmemory", 1)
