@@ -90,9 +90,8 @@ class Traces:
             self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     async def _turn(self) -> None:
-        left = len(
-            self._waiting
-        )  # what comes meanwhile is for the next turn: under load some always does
+        # What comes meanwhile is for the next turn: under load some always does.
+        left = len(self._waiting)
         while left:
             batch = [self._waiting.popleft() for _ in range(min(_BATCH, left))]
             left -= len(batch)

@@ -83,9 +83,8 @@ class Outlet:
         while True:
             self._wake.wait()
             self._wake.clear()
-            left = len(
-                self._lines
-            )  # what is put meanwhile waits for the next `wake`: under load some always is
+            # What is put meanwhile waits for the next `wake`: under load some always is.
+            left = len(self._lines)
             while left > 0:
                 taken = self._write_batch()
                 if not taken:

@@ -70,6 +70,7 @@ class Accounts:
         self._writing = asyncio.Lock()
         self._appending: tuple[asyncio.Future[None], int] | None = None  # how many lines
         self._logged = False  # that the ledger cannot be written
+        self._counted = True  # what all ledgers had when this process took its own
         # The limits that asked what was used before. `_wanted`: a new one has asked since the last `_learn`.
         self._asked: set[tuple[Limit, str]] = set()
         self._wanted = False
@@ -131,16 +132,13 @@ class Accounts:
             await self._open(self._folder)
 
     async def _open(self, folder: Path) -> None:
-        """Take a ledger, and count what was written to all ledgers before."""
+        """Take a ledger, write what waits, and count what all ledgers have."""
         try:
-            journal, before = await asyncio.to_thread(_opened, folder, self._most_bytes)
+            self._journal = await asyncio.to_thread(UsageJournal, folder, self._most_bytes)
         except OSError as error:
             self._cannot_write(error)
             return
-        self._journal = journal
-        for place, each in before.items():
-            self.sums.setdefault(place, Sums()).include(each)
-        self._fold(self.today())
+        await self._count_anew(self._journal)
 
     async def run(self) -> None:
         """Write the ledger and tell Redis, until cancelled."""
@@ -148,8 +146,16 @@ class Accounts:
 
     async def turn(self) -> None:
         """Write what waits, and have Redis count what it has not counted yet."""
-        if self._day != (today := self.today()):
-            await self._begin(today)
+        today, yesterday = self.today(), day_told(self._clock.wall() - DAY_S)
+        leapt = self._day not in (
+            today,
+            yesterday,
+        )  # and what was dropped as of another month may count again
+        again = not self._counted and self._turns % _LEARN_TURNS == 0
+        if self._journal is not None and (leapt or again):
+            await self._count_anew(self._journal)
+        elif self._day != today:
+            self._fold(today)
         if self._journal is None and self._waiting and self._folder is not None:
             await self._open(self._folder)
         if self._journal is None:
@@ -160,7 +166,7 @@ class Accounts:
         await self._write(self._journal)
         if self.telling is not None:
             await self.telling.turn(self._journal)
-        elif self._wanted or (self._asked and self._turns % _LEARN_TURNS == 0):
+        elif self._counted and (self._wanted or (self._asked and self._turns % _LEARN_TURNS == 0)):
             await self._learn(self._journal)
         self._turns += 1
 
@@ -173,35 +179,33 @@ class Accounts:
         if not found and not self._wanted:
             return
         self._wanted = False
-        for place, more in found.items():
-            self._sums_of(place, place[1]).include(more)
+        self._include(found)
         for listener in self.on_learnt:
             listener()
 
-    async def _begin(self, today: str) -> None:
-        """Keep what limits need of today's month. A clock that leapt may be back in a month that was dropped."""
-        yesterday = day_told(self._clock.wall() - DAY_S)
-        leapt = self._day != yesterday
-        if leapt and self._journal is not None:
-            try:
-                await self._read_anew(self._journal)
-            except OSError:
-                return  # the next turn tries again
-        self._fold(today)
-        if leapt:
-            if self.telling is not None:
-                self.telling.relearn()
-            for listener in self.on_learnt:
-                listener()
+    async def _count_anew(self, journal: UsageJournal) -> None:
+        """Count what all ledgers have: at the start, or when the clock has leapt.
 
-    async def _read_anew(self, journal: UsageJournal) -> None:
-        """Count what all ledgers have, in place of what was counted."""
+        If some cannot be read, this process counts what it used itself, and tries again later.
+        """
         async with self._writing:  # so that nothing counts twice
             await self._write_all(journal)
-            found = await asyncio.to_thread(lambda: summed(journal.unread(anew=True)))
-            for place, each in summed(self._waiting).items():
-                found.setdefault(place, Sums()).include(each)
-            self.sums = found
+            try:
+                found = await asyncio.to_thread(lambda: summed(journal.unread(anew=True)))
+            except OSError as error:
+                self._cannot_read(error)
+            else:
+                self.sums, self._counted = found, True
+                self._include(summed(self._waiting))
+            self._fold(self.today())
+        if self.telling is not None:
+            self.telling.relearn()
+        for listener in self.on_learnt:
+            listener()
+
+    def _include(self, found: Mapping[Place, Sums]) -> None:
+        for place, more in found.items():
+            self._sums_of(place, place[1]).include(more)
 
     def _fold(self, today: str) -> None:
         """Keep what limits need. Without a ledger, keep the newest days instead, for `read`."""
@@ -222,9 +226,8 @@ class Accounts:
 
     async def _write_all(self, journal: UsageJournal) -> None:
         """Write all that waits now. Cancel: a thread goes on; whoever writes next waits for it first."""
-        left = len(
-            self._waiting
-        )  # what comes meanwhile is for the next turn: under load some always does
+        # What comes meanwhile is for the next turn: under load some always does.
+        left = len(self._waiting)
         while left:
             if self._appending is None:
                 batch = [*islice(self._waiting, left)]
@@ -303,15 +306,14 @@ class Accounts:
             )  # fmt: skip
         self._logged = True
 
-
-def _opened(folder: Path, most_bytes: int) -> tuple[UsageJournal, dict[Place, Sums]]:
-    """Take a ledger; return it, and the sums of all ledgers of the folder."""
-    journal = UsageJournal(folder, most_bytes)
-    try:
-        return journal, summed(journal.unread())
-    except BaseException:
-        journal.close()
-        raise
+    def _cannot_read(self, error: OSError) -> None:
+        if self._counted:
+            log.warning(
+                "cannot read the ledgers of usage in %s: %s: %s; limits of days and months do not count what they have",
+                self._folder, error.filename, error.strerror,
+                extra={"event": "usage_uncounted"},
+            )  # fmt: skip
+        self._counted = False
 
 
 def _newest(sums: Mapping[Place, Sums]) -> dict[Place, Sums]:

@@ -566,20 +566,32 @@ def test_a_file_that_another_process_removes_meanwhile_is_passed_over(tmp_path):
         journal.close()
 
 
-def test_a_ledger_is_free_again_when_the_others_cannot_be_read(tmp_path):
+def test_a_ledger_is_written_while_others_cannot_be_read_and_they_count_once_they_can(
+    tmp_path, caplog
+):
     async def story():
-        accounts = Accounts(HeldClock(), None, tmp_path / "usage", 10**6, lambda *names: None)
-        accounts.posted([record("a")])
-        unreadable = tmp_path / "usage/9/ledger-1.jsonl"
+        other = UsageJournal(tmp_path / "usage", 10**6, place=9)
+        other.append([entry(1, "other", tokens=100)])
+        unreadable = tmp_path / "usage/9/ledger-2.jsonl"
         unreadable.mkdir(parents=True)
+        accounts = Accounts(HeldClock(), None, tmp_path / "usage", 10**6, lambda *names: None)
+        accounts.posted([record("a", tokens=(7, 0))])
+        (rule,) = plan_of(KeyLimits(tokens_per_day=1000), tenant="acme").rules
         for _ in range(3):
+            assert accounts.spent(rule, "k") == 7
             await accounts.turn()
+        assert (tmp_path / "usage/0/ledger-000000000001.jsonl").exists()
+        told = [each.message for each in caplog.records if each.event == "usage_uncounted"]
+        assert len(told) == 1
+        assert str(unreadable) in told[0]
         unreadable.rmdir()
-        unreadable.parent.rmdir()
-        await accounts.turn()
+        accounts.posted([record("b", tokens=(1, 0))])
+        for _ in range(31):
+            await accounts.turn()
+        assert accounts.spent(rule, "k") == 7 + 1 + 101
+        assert [each.id for each in every_entry(tmp_path / "usage")] == ["a", "b", "other"]
         await accounts.close()
-        assert [each.name for each in (tmp_path / "usage").iterdir()] == ["0"]
-        assert [each.id for each in every_entry(tmp_path / "usage")] == ["a"]
+        other.close()
 
     run(story())
 
