@@ -302,14 +302,13 @@ class Handler:
         """Wait for room, in all no longer than the pool's `max_wait`, and so short that the client hears the answer."""
         began = self.clock.now()
         queue = settings.pools[ask.route.pool].queue
-        own_end = began + queue.max_wait - record.queue_s  # it may have waited elsewhere, or before
         # A client's time-out runs from then, until it has the first byte.
         sent_at = began if down.answering else record.body_at or down.received_at
         announces = queue.announce and record.stream and down.upload is None
         try:
             return await self.gate.wait(
                 ask,
-                deadline=own_end,
+                deadline=began + queue.max_wait - record.queue_s,  # it may have waited before
                 gives_up_at=sent_at + heard_within_s(down.patience_s),
                 body_bytes=len(ask.call.body),
                 request_id=down.id,
