@@ -233,8 +233,7 @@ class Room:
         return (self.stop_ratio - self.trust.spared_ratio - usage) * capacity - grows
 
     def _queued(self, sample: LoadSample) -> bool:
-        """Whether the engine's queue is long; those who have begun since it was counted are not in it."""
-        waiting = sample.waiting - self._begun
+        waiting = sample.waiting - self._begun  # those have left the queue since
         return waiting >= max(self.max_waiting, _QUEUE_SHARE * sample.running)
 
     # --- asked ---
@@ -326,16 +325,11 @@ class Room:
         """Return what there is of our `requests` for other gateways."""
         unread_tokens, output_tokens = self.left()
         return UnderWay(
-            requests,
-            unread_tokens,
-            output_tokens,
-            self._coming_tokens,
-            int(self._old_prompt + _WRITTEN * self._old_output),
-            self._old_output,
+            requests, unread_tokens, output_tokens, self._coming_tokens,
+            int(self._old_prompt + _WRITTEN * self._old_output), self._old_output,
             self._read_before_tokens + self._read_prompt + self._read_output,
-            self.ended_tokens,
-            self.sequences,
-        )
+            self.ended_tokens, self.sequences,
+        )  # fmt: skip
 
     def _all_fresh(self) -> int:
         """Return the fresh tokens, those of other gateways too."""
