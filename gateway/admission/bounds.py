@@ -6,7 +6,9 @@ out. So each priority that keys have may fill the bounds anew. `limits.bodies` b
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from decimal import Decimal
 from enum import Enum
 
 from gateway.config.models import QueueConfig
@@ -68,15 +70,22 @@ class Limits:
         share = queue.tenant_share if shared else 1.0
         return cls(queue.max_requests, queue.max_tokens, queue.max_bytes, share)
 
+    @property
+    def of_tenant(self) -> Held:
+        """The most that may wait of one tenant, counted in decimals: to floats, 0.55 of 100 is more than 55."""
+        ratio = Decimal(str(self.tenant_ratio))
+        requests = math.ceil(self.requests * ratio)
+        return Held(requests, int(self.tokens * ratio), int(self.bytes * ratio))
+
     def full(self, held: Held, own: Held, tokens: int, size_bytes: int) -> Full | None:
         """Return the bound that one more request would break; `held` and `own` are as `FairQueue.counted` tells."""
-        ratio = self.tenant_ratio
+        share = self.of_tenant
         checks = (
             (Full.REQUESTS, held.requests + 1 > self.requests),
             (Full.TOKENS, held.tokens + tokens > self.tokens),
             (Full.BYTES, held.bytes + size_bytes > self.bytes),
-            (Full.TENANT_REQUESTS, own.requests >= self.requests * ratio),
-            (Full.TENANT_TOKENS, own.tokens + tokens > self.tokens * ratio),
-            (Full.TENANT_BYTES, own.bytes + size_bytes > self.bytes * ratio),
+            (Full.TENANT_REQUESTS, own.requests + 1 > share.requests),
+            (Full.TENANT_TOKENS, own.tokens + tokens > share.tokens),
+            (Full.TENANT_BYTES, own.bytes + size_bytes > share.bytes),
         )
         return next((full for full, over in checks if over), None)

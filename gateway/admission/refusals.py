@@ -135,14 +135,14 @@ def queue_full(
         return no_room(ask, why, retry_after_s)
     of_all, of_tenant = queue.counted(ask.caller.tenant, ask.caller.priority)
     held = of_tenant if own else of_all
-    ratio = limits.tenant_ratio if own else 1
+    bounds = limits.of_tenant if own else limits
     match full:
         case Full.REQUESTS | Full.TENANT_REQUESTS:
-            size, most, unit = 1, math.ceil(limits.requests * ratio), "request"
+            size, most, unit = 1, bounds.requests, "request"
         case Full.TOKENS | Full.TENANT_TOKENS:
-            size, most, unit = ask.need.tokens, int(limits.tokens * ratio), "token"
+            size, most, unit = ask.need.tokens, bounds.tokens, "token"
         case Full.BYTES | Full.TENANT_BYTES:
-            size, most, unit = body_bytes, int(limits.bytes * ratio), "byte"
+            size, most, unit = body_bytes, bounds.bytes, "byte"
     whose = "your share of the queue" if own else "the queue"
     bound = f"{whose} is limited to {_count(most, unit)}"
     if unit != "request":

@@ -285,6 +285,13 @@ def test_claims_of_several_requests_add_up():
     assert seen == [set(), {"x"}, {"x", "y"}]
 
 
+@pytest.mark.parametrize(("ratio", "most"), [(0.55, 55), (0.29, 29), (0.07, 7), (1.0, 100)])
+def test_a_share_of_the_queue_is_the_decimal_that_the_settings_say(ratio, most):
+    waiting = queue(Limits(requests=100, tokens=100, bytes=1000, tenant_ratio=ratio))
+    offered(waiting, *range(most), cost=1)
+    assert waiting.full(request("more", cost=1)) is not None
+
+
 def test_a_tenants_own_requests_may_pass_its_blocked_one():
     waiting = queue()
     offered(waiting, "large", "small", "smaller")
