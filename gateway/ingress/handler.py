@@ -199,7 +199,7 @@ class Handler:
         asked, cause = ask.route, cause_of(error)
         if cause is None or down.begun or not down.body_at_hand:
             raise error
-        pool, catalog = settings.pools[asked.pool], self.catalogs.current(settings.pools)
+        pool, catalog = settings.pools[asked.pool], self.catalogs.of(settings.pools)
         put_back = as_of_own_pool(record)
         taken = give_back(self.limiter, record)
         for route in stand_ins(cause, ask, pool, catalog):

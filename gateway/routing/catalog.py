@@ -173,6 +173,10 @@ class Catalogs:
             self._tell_clashes()
         return self._built
 
+    def of(self, pools: Mapping[str, PoolConfig]) -> Catalog:
+        """Return the catalog of `pools`, which a reload may have replaced. Names of its own are not remembered."""
+        return self.current(pools) if pools is self._pools else Catalog.build(pools, self._table)
+
     def first_seen(self, name: str) -> int:
         """Return when a name of the catalog came into use, in seconds since the epoch.
 

@@ -667,6 +667,18 @@ def test_a_name_that_two_pools_claim_is_told_once(caplog):
     )
 
 
+def test_an_older_request_does_not_make_new_pools_younger():
+    """A reload adds a pool while a request of the settings before still looks for another one."""
+    before, after = pools(m=URLS[:1]), pools(m=URLS[:1], n=URLS[1:2])
+    clock = ManualClock()
+    catalogs = Catalogs(table_of(after), clock)
+    assert [set(catalogs.current(each).entries) for each in (before, after)] == [{"m"}, {"m", "n"}]
+    clock.at += 1000
+    assert set(catalogs.of(before).entries) == {"m"}
+    catalogs.current(after)
+    assert [catalogs.first_seen(name) for name in ("m", "n")] == [int(NOW), int(NOW)]
+
+
 @pytest.mark.parametrize(
     ("told", "cap", "window"),
     [
