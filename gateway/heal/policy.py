@@ -173,6 +173,12 @@ class _Case:
         return not self.member.ended
 
     @property
+    def hopeless(self) -> bool:
+        """Whether it failed to start, and a restart cannot help."""
+        state = self.member.state
+        return isinstance(state, Failed) and state.hopeless
+
+    @property
     def cause(self) -> Cause | None:
         """What calls for its restart."""
         return self.sign.cause if self.sign is not None else None
@@ -213,7 +219,8 @@ class _Case:
         absent = order.incarnation is None or isinstance(self.member.state, Absent)
         launch = absent and not self.record.orders_for(order.incarnation).times
         counts = order.cause is not Cause.SCHEDULED and not launch
-        return self.record.ordered(order.incarnation, self.now, counts=counts)
+        record = self.record.ordered(order.incarnation, self.now, counts=counts)
+        return replace(record, once_more=self.hopeless)
 
     def schedule_due(self, rank_ratio: float) -> bool:
         """Whether it serves, and has run for `restart_every`.
@@ -258,12 +265,12 @@ class _Case:
 
     def used_up(self) -> str:
         """Return what did not help, so that no further restart will; empty while one may."""
-        policy, state = self.pool.policy, self.member.state
+        policy = self.pool.policy
         if self.cause is Cause.SCHEDULED:
             return ""
         if self.record.restarts_since(self.now - policy.within) >= policy.max_restarts:
             return f"{policy.max_restarts} restarts within {policy.within:.0f} s did not help"
-        if isinstance(state, Failed) and state.hopeless and self.record.in_a_row:
+        if self.hopeless and self.record.once_more:
             return "it was started once more, and a restart cannot help"
         return ""
 

@@ -54,6 +54,7 @@ class Record:
     tried: tuple[Tried, ...] = ()  # newest last
     restarts: tuple[float, ...] = ()  # when, newest last: those that count
     in_a_row: int = 0  # restarts since it was well for `RESET_S`
+    once_more: bool = False  # the last restart was for a start that a restart cannot help
     failed_at: float | None = None  # when what ails it was first seen
     idle_since: float | None = None
 
@@ -114,7 +115,7 @@ class Record:
         match setback:
             case Setback.GIVEN_UP:
                 before = replace(tried, times=tried.times - 1, again_at=now, counted=False)
-                record = replace(self, tried=self._tried(before))
+                record = replace(self, tried=self._tried(before), once_more=False)
                 return record.uncounted() if tried.counted else record
             case Setback.FAILED | Setback.NOT_NOW:
                 passes = setback is Setback.NOT_NOW
@@ -130,7 +131,7 @@ class Record:
 
     def cleared(self) -> Record:
         """Return what is left when an operator says that the cause is gone."""
-        return replace(self, restarts=(), in_a_row=0, failed_at=None)
+        return replace(self, restarts=(), in_a_row=0, once_more=False, failed_at=None)
 
     def counted(self, now: float) -> Record:
         """Return the same with one restart more."""

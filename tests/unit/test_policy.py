@@ -420,6 +420,17 @@ def test_a_start_that_a_restart_cannot_help_is_tried_once_more_and_then_suspende
     assert "a restart cannot help" in found.evidence
 
 
+def test_a_crash_does_not_cost_the_start_after_it_its_second_chance():
+    """It crashed, and its program is just being installed: that start failed for the first time."""
+    ward = Ward()
+    assert isinstance(ward.see(a=dead("one") | {"ours": True})["p/a"], Restart)
+    hopeless = dead("i1", cause=Cause.START_FAILED, hopeless=True) | {"ours": True}
+    assert why(ward.see(a=hopeless)["p/a"]) is Why.BACKOFF
+    assert isinstance(ward.see(60.0)["p/a"], Restart)
+    hopeless = dead("i2", cause=Cause.START_FAILED, hopeless=True) | {"ours": True}
+    assert isinstance(ward.see(a=hopeless)["p/a"], Suspend)
+
+
 # --- backoff, crash loops -------------------------------------------------------------------------
 
 
