@@ -318,7 +318,8 @@ class Supervised:
         state, now = self.state, self._now()
         if isinstance(state, Suspended):
             self.decision, anew = None, self.outdated or not state.lives
-            failed = Failed(now, state.incarnation, sign=state.sign, told=state.told)
+            sign = Sign(state.sign.cause, "an operator ended its suspension")
+            failed = Failed(now, state.incarnation, sign=sign, told=state.told)
             self._to(
                 replace(failed, lives=state.lives) if anew else Starting(now, state.incarnation)
             )

@@ -365,6 +365,7 @@ async def test_a_suspension_outlives_the_gateway_with_its_reason(tmp_path):
             slot.judge = lambda flags: Script()
             assert (await world.order("undrain")).json()["changed"]
             await world.serves()
+            assert world.told(EventKind.RESTART)[-1].detail == "an operator ended its suspension"
 
 
 # --- starts that a restart cannot help ------------------------------------------------------------
