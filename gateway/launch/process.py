@@ -190,9 +190,9 @@ class ProcessLauncher:
         return Members(self._mark, self.log_file.identity)
 
     def _check(self, record: Record | None, expected: Incarnation | None) -> None:
-        runs = Runs.RUNNING if record is not None and record.runs else Runs.ENDED
-        seen = Seen(record.incarnation if record is not None else None, runs)
-        check_order(self.backend_id, seen, expected)
+        if record is not None:  # else it was lost with its server, and no other one runs
+            runs = Runs.RUNNING if record.runs else Runs.ENDED
+            check_order(self.backend_id, Seen(record.incarnation, runs), expected)
 
     def _end_of(self, record: Record) -> tuple[int | None, bool | None]:
         """Return how our child ended: its exit code, and whether the kernel killed it for lack of memory.

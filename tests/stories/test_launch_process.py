@@ -645,6 +645,20 @@ def test_a_record_that_is_lost_while_its_gateway_runs_ends_nothing(bench, damage
     uvloop.run(story())
 
 
+@pytest.mark.parametrize("damage", ["{", None])
+def test_a_server_that_ended_is_started_anew_where_its_record_is_lost(bench, damage):
+    async def story():
+        launcher = bench.launcher("--exit", "3")
+        first = await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        await ended(bench, launcher)
+        damaged(bench, damage)
+        await launcher.stop(first, grace_s=GRACE_S)  # nothing to do, nothing wrong
+        second = await launcher.restart(first, grace_s=GRACE_S, changes=PLAIN)
+        assert (await ended(bench, launcher)).incarnation == second
+
+    uvloop.run(story())
+
+
 def test_a_record_that_cannot_be_read_just_now_tells_nothing_and_ends_nothing(bench):
     async def story():
         launcher = bench.launcher()
