@@ -237,7 +237,7 @@ def serve(path: Path, predecessor: Predecessor | None = None, workers: int | Non
         descriptors.raise_limit()
         if predecessor is not None:
             predecessor.detach()
-            predecessor.loaded()
+            predecessor.loaded(loaded.config.state)
         group = None if place is None else Group.join(place)
         process = build(loaded, path, set_up_logging(loaded.config.log), group=group)
         if predecessor is not None or not process.leads:

@@ -50,6 +50,7 @@ class Go(msgspec.Struct, frozen=True, tag=True):
     `tried`: how often restarts of the running servers were begun, whoever ordered them.
     `unproven`: servers that run and have to give a token before they serve, by backend.
     `finishing`: older processes that still finish requests, each with its pid and when it started.
+    `records`: the state folder that has the records of launched servers; empty: none is launched.
     """
 
     serving: list[str]
@@ -58,6 +59,7 @@ class Go(msgspec.Struct, frozen=True, tag=True):
     tried: dict[str, Tries] = {}
     unproven: dict[str, Incarnation] = {}
     finishing: list[tuple[int, int]] = []
+    records: str = ""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

@@ -11,6 +11,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator, MutableMapping
+from pathlib import Path
 from typing import Final, Self
 
 from gateway import __version__
@@ -95,11 +96,12 @@ class Predecessor:
         if os.fork():
             os._exit(0)
 
-    def loaded(self) -> None:
-        """Tell the old gateway that this process can serve, and wait for its `Go`. Blocking.
+    def loaded(self, state: Path) -> None:
+        """Tell the old gateway that this process can serve, and wait for its `Go`. Blocking. `state` is our folder.
 
         Raises:
             GaveUp: the old gateway does not want it.
+            UpgradeFailed: the servers that the old gateway launched are not in our state folder.
         """
         self._channel.settimeout(_GO_S)
         try:
@@ -110,6 +112,11 @@ class Predecessor:
         message = decode(data) if data else None
         if not isinstance(message, Go):
             raise GaveUp("the gateway that started this process goes on, or has ended")
+        if message.records and os.path.realpath(message.records) != os.path.realpath(state):
+            raise UpgradeFailed(
+                f"servers that the gateway launched run, and their records are in {message.records}: with"
+                f" `state: {state}` they would not be found. Restart the gateway, or put `state` back"
+            )
         self.expects = message
         self._channel.setblocking(False)
 

@@ -117,7 +117,9 @@ class Replacement:
             supervisor = self._process.supervisor
             units, tried = supervisor.units.values(), begun(supervisor)
             finishing = [each for each in self._process.finishing if proc.runs(*each)]
-            more = unfinished(units), tried, unproven(units), finishing
+            launches = any(each.launcher.launches for each in units)
+            records = str(self._process.started.state) if launches else ""
+            more = unfinished(units), tried, unproven(units), finishing, records
             successor.go(Go([each.id for each in serving], measured, *more))
             missing = await successor.ready(_READY_S)
         except BaseException:

@@ -211,6 +211,21 @@ async def test_a_launched_server_passes_to_the_new_process_and_is_restarted_by_i
         assert not runs(last)  # `on_exit: stop` holds for who is in charge
 
 
+@story
+async def test_another_state_folder_is_refused_while_servers_run_that_it_does_not_know():
+    """The new process would find their ports taken, and have no server at all."""
+    async with served(pools=launches(free_port(), on_exit="stop")) as world, client(world) as http:
+        before = world.path.read_text()
+        world.path.write_text(before.replace("/state\n", "/another\n"))
+        ran = await world.upgrade()
+        assert ran.returncode == 1
+        assert "with `state: " in ran.stderr
+        assert (await ask(http, max_tokens=1)).status_code == 200
+        world.path.write_text(before)
+        assert (await world.upgrade()).returncode == 0
+        assert (await ask(http, max_tokens=1)).status_code == 200
+
+
 STAYS_SILENT = f"#!{sys.executable}\nimport time\ntime.sleep(60)\n"
 
 

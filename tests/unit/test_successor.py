@@ -5,6 +5,7 @@ import resource
 import socket
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -61,7 +62,7 @@ def test_it_is_told_of_a_thousand_backends():
         Successor(SimpleNamespace(pid=7), ours).go(told)
         given = Inherits(theirs.detach(), *(each.detach() for each in listeners))
         before = Predecessor(given)
-        before.loaded()
+        before.loaded(Path("state"))
         assert before.expects == told
         for each in (before._channel, *before.listeners.values()):
             each.close()
