@@ -73,6 +73,8 @@ class UsageJournal:
         Raises:
             OSError: the disk is full, or similar. None of them counts as written.
         """
+        if not os.fstat(self._lock).st_nlink:
+            self._make_anew()
         files = self._files()
         path = files[-1] if files else self._named(entries[0].n)
         if files and path.stat().st_size >= self._file_bytes:
@@ -96,6 +98,13 @@ class UsageJournal:
             os.close(handle)
         self._began = True
         self.last = entries[-1].n
+
+    def _make_anew(self) -> None:
+        """Make the ledger again that somebody deleted. Its name and its numbers go on, for Redis knows them."""
+        _, lock = _taken(self._folder.parent, int(self._folder.name))
+        os.close(self._lock)
+        self._lock = lock
+        (self._folder / "id").write_text(self.id)
 
     def after(self, n: int, most: int) -> list[Entry]:
         """Return the oldest lines that are kept with numbers above `n`; empty: there are none."""

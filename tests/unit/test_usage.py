@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import resource
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -240,6 +241,23 @@ def test_each_process_has_a_ledger_of_its_own(tmp_path):
     assert (again.id, again.last) == (one.id, 1)
     again.close()
     two.close()
+
+
+def test_a_ledger_that_is_deleted_under_way_is_made_again_and_goes_on(tmp_path):
+    folder = tmp_path / "state" / "usage"
+    ledger = UsageJournal(folder, 1000)
+    ledger.append([entry(1, "a")])
+    shutil.rmtree(tmp_path / "state")
+    ledger.append([entry(2, "b")])
+    ledger.append([entry(3, "c")])
+    assert [each.id for each in every_entry(folder)] == ["b", "c"]
+    other = UsageJournal(folder, 1000)
+    assert other.id != ledger.id  # it is still taken
+    ledger.close()
+    again = UsageJournal(folder, 1000)
+    assert (again.id, again.last) == (ledger.id, 3)
+    again.close()
+    other.close()
 
 
 class FakeRedis:
