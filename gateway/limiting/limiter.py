@@ -258,8 +258,7 @@ class Limiter:
             # It may have been taken, but it does not run. Its tokens stay taken until Redis says that it took them,
             # lest a client that leaves gets back what it never took.
             if plan.running:
-                words = scripts.words(f"{lease} 0", NOTHING, plan.words)
-                link.post(scripts.SETTLE, plan.stores, words)
+                self._tell(_Settled(plan, f"{lease} 0", NOTHING), link)
             raise
         self._again_at = -math.inf
         fits, day, used, marked = scripts.answer(reply)

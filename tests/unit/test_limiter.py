@@ -140,6 +140,25 @@ def test_what_redis_lets_through_too_late_uses_up_nothing_but_the_request(outage
     desk.close()
 
 
+def test_what_redis_lets_through_once_it_hangs_no_more_does_not_run():
+    """Nobody waited for it so long, and Redis did not hear that it ended."""
+    link = None
+
+    def make_link(clock):
+        nonlocal link
+        link = Slow(clock)
+        return link
+
+    desk = LimiterDesk(make_link)
+    limits = KeyLimits(concurrent_requests=1, on_outage=OnOutage.CLOSED)
+    link.loses = "unsent"
+    assert isinstance(desk.take(limits), Closed)
+    link.slow, link.loses = False, None
+    desk.run(desk.store._turn())
+    assert fits(desk.take(limits))
+    desk.close()
+
+
 def test_what_was_used_of_keys_that_rest_is_forgotten_once_it_counts_no_more(desk):
     """Tokens of an identity provider may bring a key for each user, or for each job."""
     short = KeyLimits(requests_per_minute=6, tokens_per_day=1000)
