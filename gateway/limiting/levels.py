@@ -111,6 +111,25 @@ class Levels:
                 place = plan.stores[rule.store], rule.amount, rule.period
                 self._note(place, Level(at.stamp(rule.period), level, rule.most), at)
 
+    def go_on(
+        self, told: Sequence[tuple[Counts, Sequence[float], Moment]], at: Moment, replicas: int
+    ) -> None:
+        """Go on from this replica's part of what Redis told, the newest last.
+
+        Redis does not know what was used of minutes here while it was away: at least that counts.
+        """
+        before = [(plan, self.used(plan, at, replicas)) for plan, _, _ in told if self.amounts]
+        for plan, used, then in told:
+            self.put(plan, [each / replicas for each in used], then)
+        for plan, here in before:
+            if any(here):
+                parts = self.used(plan, at, replicas)
+                minutes = [rule.period is Period.MINUTE for rule in plan.rules]
+                each = zip(minutes, parts, here, strict=True)
+                self.put(
+                    plan, [max(part, own) if minute else part for minute, part, own in each], at
+                )
+
     def _note(self, place: _Place, level: Level, at: Moment) -> None:
         """Note a level. A new one first removes up to two old ones that do not count any more, so memory is bounded."""
         if place not in self.amounts:

@@ -264,7 +264,8 @@ class Limiter:
         fits, day, used, marked = scripts.answer(reply)
         if begins or (plan.calendar and counted in self._begun):
             self._see(plan, used, costs if fits else NOTHING)
-        self._last[plan] = used, self._clock.now()
+        if not self._owed:  # else Redis does not know all that was used here
+            self._last[plan] = used, self._clock.now()
         wall = self._clock.wall()
         if fits:
             self._begin(plan, costs, lease)
@@ -340,10 +341,10 @@ class Limiter:
 
     def _go_on(self, replicas: int) -> None:
         """Go on from this replica's part of the levels that Redis told last."""
-        last, self._last = self._last, {}
+        last, self._last = sorted(self._last.items(), key=lambda each: each[1][1]), {}
         began = self._clock.wall() - self._clock.now()
-        for plan, (used, now) in sorted(last.items(), key=lambda each: each[1][1]):
-            self.levels.put(plan, [each / replicas for each in used], Moment.of(now, began + now))
+        told = [(plan, used, Moment.of(now, began + now)) for plan, (used, now) in last]
+        self.levels.go_on(told, self._moment(), replicas)
 
     def _moment(self) -> Moment:
         return Moment.of(self._clock.now(), self._clock.wall())

@@ -296,6 +296,31 @@ def test_the_share_goes_on_from_what_was_used_when_redis_last_answered():
     desk.close()
 
 
+@pytest.mark.parametrize("limits", [KeyLimits(30), KeyLimits(tokens_per_day=30)])
+def test_a_redis_that_answers_now_and_then_lets_nobody_have_the_limit_again(limits):
+    """It does not know what was used here: it never learns that of a minute, and is told later of a day."""
+
+    class Link(Away):
+        async def ask(self, *args, **more):
+            if self.trouble:
+                raise StoreUnavailable
+            return "1 20000 1.0"
+
+    link = Link("")
+    desk = LimiterDesk(lambda clock: link)
+    desk.starts_a_day()
+    let_through = 0
+    for _ in range(5):
+        link.trouble = ""
+        assert desk.take(limits, 1).shared
+        link.trouble = "it is away"
+        while fits(found := desk.take(limits, 1)):
+            desk.settle(found, 1, 0)
+            let_through += 1
+    assert let_through == 29
+    desk.close()
+
+
 def test_redis_is_told_what_a_day_and_a_month_lost_to_an_outage():
     class Link(Away):
         async def ask(self, script, keys, args, **more):
