@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import socket
@@ -71,14 +72,22 @@ class Replicas:
     named: Callable[[str], str] = str  # what all gateways call a backend
     on_heard: list[Callable[[Sequence[Told]], None]] = field(default_factory=list)  # of these
     group: str = field(default="", init=False)  # as this one told it last
+    _away: bool = field(default=False, init=False)  # the store, when it was told last
+    _before: int = field(default=0, init=False)  # how many lived before it was away
+    _back_at: float = field(default=-math.inf, init=False)  # when it answered again
 
     @property
     def alive(self) -> int:
-        """How many lived when the store last answered; at least `least`, for a worker that died is started again."""
+        """How many lived when the store last answered; at least `least`, for a worker that died is started again.
+
+        As many as before live until a store that was away has heard of all again.
+        """
         at = self.answered_at
         if at is None:
             return self.least
-        return max(self.least, sum(at - each.heard_at <= ALIVE_S for each in self.every))
+        before = self._before if at - self._back_at <= ALIVE_S else 0
+        heard = sum(at - each.heard_at <= ALIVE_S for each in self.every)
+        return max(self.least, before, heard)
 
     def leader(self) -> Told | None:
         """Return what the leading worker of this one's group told; None while none is heard of.
@@ -145,8 +154,12 @@ class Replicas:
         try:
             found = await self.store.beat(self.id, msgspec.json.encode(told).decode(), TOLD_S)
         except StoreUnavailable:
+            self._away = True
             return
-        self.answered_at = now = self.clock.now()
+        now = self.clock.now()
+        if self._away:
+            self._away, self._before, self._back_at = False, self.alive, now
+        self.answered_at = now
         self.every = [
             Replica(each, read_told(_FORMAT, text, Told()), now - age_s)
             for each, (text, age_s) in sorted(found.items())

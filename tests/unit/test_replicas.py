@@ -55,7 +55,26 @@ def test_a_replica_knows_how_many_live_and_keeps_that_while_the_store_is_away():
     store.lost = False
     asyncio.run(two.leave())
     turn(one)
+    clock.at += ALIVE_S + 1
+    turn(one)
     assert one.alive == 1
+
+
+def test_a_replica_that_hears_of_the_store_first_after_it_was_away_is_not_alone():
+    """The others tell it within a second. If it is away again by then, they live all the same."""
+    clock, store, (one, two, three) = some("x", "x", "x")
+    turn(one, two, three, one)
+    for _ in range(2):
+        store.lost = True
+        clock.at += ALIVE_S + 5
+        turn(one, two, three)
+        store.lost = False
+        turn(one)
+        assert one.alive == 3
+    for _ in range(int(ALIVE_S) + 1):
+        clock.at += 1
+        turn(two, one)
+    assert one.alive == 2
 
 
 def test_the_workers_of_a_group_count_before_they_are_heard_of_and_while_one_is_started_again():
