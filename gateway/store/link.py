@@ -93,6 +93,7 @@ class Link:
     _waiting: deque[_Asked] = field(default_factory=deque)
     _owner: asyncio.Task[None] | None = None
     _connected: bool = False
+    _sent: set[str] = field(default_factory=set)  # scripts, as text over this connection
     _under_way: Sequence[_Asked] = ()
     _late: bool = False  # what is under way
     _failures: int = 0  # in a row
@@ -230,7 +231,9 @@ class Link:
     ) -> list[tuple[_Asked, object]]:
         pipeline = self.client.pipeline(transaction=False)
         for each in batch:
-            how = ("EVALSHA", each.script.sha) if by_name else ("EVAL", each.script.text)
+            named = by_name and each.script.sha in self._sent
+            how = ("EVALSHA", each.script.sha) if named else ("EVAL", each.script.text)
+            self._sent.add(each.script.sha)
             pipeline.execute_command(*how, len(each.keys), *each.keys, *each.args)
         return [*zip(batch, await pipeline.execute(raise_on_error=False), strict=True)]
 
@@ -280,6 +283,7 @@ class Link:
     async def _drop(self) -> None:
         """Close the connection: another one may lead to another server."""
         self._connected = False
+        self._sent.clear()
         with contextlib.suppress(*LOST):
             async with asyncio.timeout(BUDGET_S):
                 await self.client.aclose()

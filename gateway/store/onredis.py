@@ -131,7 +131,8 @@ class RedisStore:
         """
         name = secrets.token_hex(8)
         keys = [_key(name, kind) for kind in ("text", "hash", "set", "list")]
-        await self.link.ask(scripts.TRY, keys, [int(lists)])
+        for _ in range(2):  # as text, then by its name
+            await self.link.ask(scripts.TRY, keys, [int(lists)])
 
     async def close(self) -> None:
         """See `SharedStore`."""

@@ -2,7 +2,7 @@
 
 Keys begin with `gw1:`, the version of their format: whoever changes what a key holds raises it, so
 that gateways of two versions, side by side during an upgrade, do not misread each other. A script is
-called by its SHA-1, so two versions of a script never meet either. The keys of one call share a
+called by its SHA-1 once it was sent, so two versions of a script never meet either. The keys of one call share a
 {tag}, and so a node of a Redis Cluster. Time is the server's. None of it needs more than Redis 6.2.
 """
 
@@ -55,7 +55,7 @@ class Scripted(Protocol):
     ) -> None:  # fmt: skip
         """Have a script run after what was asked before, if Redis answers; only `lost` hears whether it did not.
 
-        One that Redis does not know yet runs after what is sent with it.
+        One that Redis has forgotten, as after SCRIPT FLUSH, runs after what is sent with it.
         """
 
 

@@ -166,6 +166,21 @@ class TestRedis(LimiterCases):
             desk.server.ask("CONFIG", "SET", "maxmemory", 0)
         assert used_of(desk.take(ALL))[Rule.OUTPUT] <= 50
 
+    def test_what_ends_just_as_it_is_renewed_for_the_first_time_runs_no_more(self, desk):
+        desk.server.kill()
+        desk.server.start()
+        desk.run(connected(desk.link.client))
+        desk.settle(desk.take(ALL))
+        taken = desk.take(ALL)
+
+        async def both():  # with one batch, and only the other scripts are known to this Redis
+            await desk.store.renew()
+            desk.store.settle(taken, amounts())
+
+        desk.run(both())
+        desk.passes(0)
+        assert desk.server.ask("ZCARD", "gw1:{t:t}:runs:key:k") == 0
+
     def test_keys_that_rest_leave_nothing_behind(self, desk):
         desk.settle(desk.take(ALL, 100, 100), 100, 100)
         desk.passes(62)

@@ -80,11 +80,11 @@ class Late:
     async def serve(self, reader, writer):
         self.connections += 1
         while data := await reader.read(65536):
-            if b"EVALSHA" in data:
+            if b"EVAL" in data:
                 await self.answers.wait()
-                refused = self.full and HOLDS.sha.encode() not in data
-                reply = self.refusal if refused else b"*0\r\n"
-                writer.write(reply * data.count(b"EVALSHA"))
+                reads = any(each.encode() in data for each in (HOLDS.text, HOLDS.sha))
+                reply = self.refusal if self.full and not reads else b"*0\r\n"
+                writer.write(reply * data.count(b"EVAL"))
             else:  # several may come in one read
                 writer.write(b"+OK\r\n" * (data.count(b"SETINFO") + data.count(b"PING")))
         writer.close()
