@@ -24,6 +24,8 @@ from gateway.launch.launcher import Incarnation
 
 ALL_GPUS: Final = -1
 
+_HELD: Final = frozenset({Phase.CORDONED, Phase.DRAINING})
+
 
 @dataclass(frozen=True, slots=True)
 class Member:
@@ -64,6 +66,11 @@ class Member:
         """Whether it takes requests and can serve them."""
         may = self.state is None or in_service(self.state)
         return may and self.phase in SERVING and not self.asleep
+
+    @property
+    def taken_out(self) -> bool:
+        """Whether an operator holds it; one that another replica drains waits for its turn."""
+        return self.held or (self.phase in _HELD and not self.drained_elsewhere)
 
     @property
     def under_way(self) -> bool:

@@ -43,7 +43,6 @@ IDLE_S: Final = 300.0  # nobody comes to the last one that serves: nothing is lo
 _SPREAD: Final = 0.25  # the last backend of a pool is due this part of `restart_every` early
 _FORGET_S: Final = 86400.0  # a backend that left the configuration
 _DAY_MIN: Final = 24 * 60
-_HELD: Final = frozenset({Phase.CORDONED, Phase.DRAINING})
 
 
 def decide(
@@ -243,11 +242,6 @@ class _Case:
         planned = self.cause is not None and self.cause.planned and self.cause is not Cause.SLOW
         return self.lives and planned and self.member.saturated
 
-    def held(self) -> bool:
-        """Whether an operator took it out; one that another replica drains waits for its turn."""
-        member = self.member
-        return member.held or (member.phase in _HELD and not member.drained_elsewhere)
-
     def held_until(self) -> float:
         """Return until when its restarts are on hold."""
         holds = self.pool.circumstances.holds
@@ -310,7 +304,7 @@ _RULES: Final[tuple[_Rule, ...]] = (
     # it cannot be seen, so no incarnation is known
     _Rule(Why.UNSEEN, lambda it: not it.member.visible),
     # an operator holds it: cordoned, drained
-    _Rule(Why.HELD, _Case.held),
+    _Rule(Why.HELD, lambda it: it.member.taken_out),
     # planned, and it is full
     _Rule(Why.BUSY, _Case.busy),
     # until an operator clears it
