@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.sim.config import SimConfig
 from gateway.sim.errors import SimError, bad_value, invalid, missing, unknown_model
-from gateway.sim.http import Received
 from gateway.sim.messages import chat_of_message, check_order, effort_of
 from gateway.sim.steering import Control, parse_control, tool_of
 from gateway.sim.text import BEGIN, begun_in, detokenize, render_chat, tokenize
@@ -22,6 +20,7 @@ COUNT_TOKENS: Final = "/v1/messages/count_tokens"
 
 _BYTES_PER_TOKEN_MAX: Final = 12  # the longest token of a vocabulary, in characters: 24576 / 2048
 _SALT_CHARS_MAX: Final = 128
+_N_MAX: Final = 16_384
 _LIMIT_FIELDS: Final = {
     CHAT: ("max_completion_tokens", "max_tokens"),
     CHAT_BATCH: ("max_completion_tokens", "max_tokens"),
@@ -65,32 +64,6 @@ class Ask:
         return sum(len(prompt) for prompt in self.prompts)
 
 
-def parse_body(body: bytes) -> dict[str, Any]:
-    """Decode a JSON body, with the errors of vLLM's front end."""
-    try:
-        value = json.loads(body)
-    except json.JSONDecodeError as error:
-        loc = f"body.{error.pos}"
-        empty = "'<dict of 0 items>'"
-        raise invalid("json_invalid", loc, "JSON decode error", empty, error.msg) from None
-    except ValueError:
-        raise SimError(400, "There was an error parsing the body", kind="Bad Request") from None
-    if not isinstance(value, dict):
-        text = "Input should be a valid dictionary or object to extract fields from"
-        shown = f"'<list of {len(value)} items>'" if isinstance(value, list) else repr(value)
-        raise invalid("model_attributes_type", "body", text, shown)
-    return value
-
-
-def read_json(request: Received) -> dict[str, Any]:
-    """Decode the body of a request that says it is JSON."""
-    kind = (request.header("content-type") or "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        text = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
-        raise SimError(400, text, kind="Bad Request")
-    return parse_body(request.body)
-
-
 def resolve_model(body: dict[str, Any], config: SimConfig, adapters: list[str]) -> str | None:
     """Return the adapter asked for, None for the base model. No model at all is the base model."""
     name = body.get("model")
@@ -128,6 +101,8 @@ def parse_ask(path: str, body: dict[str, Any], config: SimConfig, adapters: list
     max_tokens = _budget(path, max(map(len, prompts)), text, config, (limit_field, limit))
     if n < 1:
         raise SimError(400, f"n must be at least 1, got {n}.")
+    if n > _N_MAX:
+        raise SimError(400, f"n must be at most {_N_MAX}, got {n}.")
     if n > 1 and body.get("temperature") == 0:
         raise SimError(400, f"n must be 1 when using greedy sampling, got {n}.")
     options = stream_options or {}
@@ -225,7 +200,9 @@ def _integer(body: dict[str, Any], name: str) -> int | None:
             raise invalid("int_parsing", f"body.{name}", text, repr(value)) from None
     if value is None:
         return None
-    if isinstance(value, int | float) and value == int(value):  # true is 1, as in pydantic
+    if isinstance(value, int) or (
+        isinstance(value, float) and value.is_integer()
+    ):  # true is 1, as in pydantic
         return int(value)
     raise invalid("int_type", f"body.{name}", "Input should be a valid integer", repr(value))
 

@@ -79,6 +79,11 @@ def missing(name: str, fields: int) -> SimError:
     return invalid("missing", f"body.{name}", "Field required", f"'<dict of {fields} items>'")
 
 
+def wrong_method(allow: str) -> SimError:
+    """Refuse a method that the path does not have."""
+    return SimError(405, "", plain={"detail": "Method Not Allowed"}, allow=allow)
+
+
 def engine_dead() -> SimError:
     """Answer for an engine that died."""
     return SimError(500, ENGINE_DEAD, kind="InternalServerError")

@@ -22,11 +22,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Self
 
 from gateway.sim import adapters, tasks, vectors
-from gateway.sim.ask import COUNT_TOKENS, MESSAGES, parse_body, read_json
+from gateway.sim.ask import COUNT_TOKENS, MESSAGES
 from gateway.sim.config import SimConfig
 from gateway.sim.engine import Engine
-from gateway.sim.errors import SimError, engine_dead, stopping
+from gateway.sim.errors import SimError, engine_dead, stopping, wrong_method
 from gateway.sim.faults import Fault
+from gateway.sim.forms import parse_body, read_json
 from gateway.sim.frames import compact
 from gateway.sim.generate import EVENT_STREAM, GENERATING, JSON, generate
 from gateway.sim.http import Connection, Received, Reply
@@ -221,8 +222,7 @@ class SimServer:
 
     async def _get(self, request: Received, reply: Reply) -> None:
         if request.method != "GET":
-            plain = {"detail": "Method Not Allowed"}
-            raise SimError(405, "", plain=plain, allow="GET")
+            raise wrong_method("GET")
         state = self.state
         match request.path:
             case "/health" | "/ping":
@@ -266,8 +266,7 @@ class SimServer:
         if path not in self.config.paths and path not in adapters.PATHS:
             raise SimError(404, "", plain={"detail": "Not Found"})
         if request.method != "POST":
-            plain = {"detail": "Method Not Allowed"}
-            raise SimError(405, "", plain=plain, allow="POST")
+            raise wrong_method("POST")
         if path in adapters.PATHS:
             said = await adapters.order(path, read_json(request), self.state)
             reply.send(200, said.encode())

@@ -93,7 +93,7 @@ def transcribe(form: dict[str, bytes], state: SimState) -> dict[str, Any] | str:
     """POST /v1/audio/*: a few words that depend on the bytes of the file."""
     if "file" not in form:
         raise missing("file", len(form))
-    model = {"model": form.get("model", b"").decode()}
+    model = {"model": form.get("model", b"").decode("utf-8", "replace")}
     resolve_model(model, state.config, list(state.adapters))
     text = "".join(reply_words(zlib.crc32(form["file"]), 4)).strip()
     if form.get("response_format", b"json") == b"text":
@@ -111,7 +111,7 @@ def parse_form(content_type: str, body: bytes) -> dict[str, bytes]:
     for part in body.split(b"--" + rest.strip('"').encode())[1:-1]:
         head, _, value = part.partition(b"\r\n\r\n")
         name = head.partition(b'name="')[2].partition(b'"')[0]
-        fields[name.decode()] = value.removesuffix(b"\r\n")
+        fields[name.decode("utf-8", "replace")] = value.removesuffix(b"\r\n")
     return fields
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from gateway.sim.ask import count_chat, resolve_model
 from gateway.sim.config import SimConfig
-from gateway.sim.errors import SimError, bad_value, invalid, missing
+from gateway.sim.errors import SimError, bad_value, missing
 from gateway.sim.frames import compact, full_usage
 from gateway.sim.generate import JSON
 from gateway.sim.http import Reply
@@ -149,7 +149,8 @@ def rerank(body: dict[str, Any], state: SimState) -> dict[str, Any]:
         if name not in body:
             raise missing(name, len(body))
     model = _pooling_model(body, state)
-    scored = _scores(body["query"], body["documents"], state.config)
+    documents = body["documents"]
+    scored = _scores([body["query"]] * len(documents), documents, state.config)
     best_first = sorted(enumerate(scored), key=lambda entry: entry[1][1], reverse=True)
     results = [
         {"index": i, "document": {"text": text, "multi_modal": None}, "relevance_score": value}
@@ -172,7 +173,7 @@ def score(body: dict[str, Any], state: SimState) -> dict[str, Any]:
         raise missing("text_1" if first is None else "text_2", len(body))
     model = _pooling_model(body, state)
     texts = [second] if isinstance(second, str) else second
-    scored = _scores(first, texts, state.config)
+    scored = _scores(_each_first(first, len(texts)), texts, state.config)
     data = [
         {"index": i, "object": "score", "score": value} for i, (_, value, _) in enumerate(scored)
     ]
@@ -254,8 +255,6 @@ def _prompts(body: dict[str, Any], config: SimConfig) -> list[list[int]]:
     given = body.get("messages", body.get("input"))
     if given is None:
         raise missing("input", len(body))
-    if not isinstance(given, str | list):
-        raise invalid("list_type", "body.input", "Input should be a valid list", repr(given))
     first = given[0] if isinstance(given, list) and given else None
     if isinstance(first, dict) or (isinstance(first, list) and isinstance(first[0], dict)):
         several = given if isinstance(first, list) else [given]
@@ -300,11 +299,20 @@ def _checked_length(count: int, config: SimConfig) -> int:
     raise bad_value(f"{says} {advice}", "input_tokens", window + 1)
 
 
-def _scores(query: str, texts: list[str], config: SimConfig) -> list[tuple[str, float, int]]:
-    asked = tokenize(query)
+def _each_first(first: str | list[str], count: int) -> list[str]:
+    """Return the first text of each pair: one for all, or one for each."""
+    several = [first] if isinstance(first, str) else first
+    if len(several) not in (1, count):
+        raise SimError(400, "Input lengths must be either 1:1, 1:N or N:N")
+    return several if len(several) == count else several * count
+
+
+def _scores(
+    queries: list[str], texts: list[str], config: SimConfig
+) -> list[tuple[str, float, int]]:
     scored = []
-    for text in texts:
-        ids = [BEGIN, *asked, *tokenize(text)]
+    for query, text in zip(queries, texts, strict=True):
+        ids = [BEGIN, *tokenize(query), *tokenize(text)]
         scored.append((text, abs(_unit(ids, 0)), _checked_length(len(ids), config)))
     return scored
 

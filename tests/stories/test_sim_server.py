@@ -605,6 +605,79 @@ async def test_what_cannot_be_read_is_refused(sim, http, body):
     assert (await http.post(CHAT, json={"model": "m", **body})).status_code == 400
 
 
+# What is malformed, where it stands, and what is wrong with it.
+MALFORMED = [
+    (CHAT, {"messages": None}, "body.messages", "list_type"),
+    (CHAT, {"messages": [[]]}, "body.messages.0", "dict_type"),
+    (CHAT, ask(tools=5), "body.tools", "list_type"),
+    (CHAT, ask(tools=["x"]), "body.tools.0", "dict_type"),
+    (CHAT, ask(tools=[{"function": 5}]), "body.tools.0.function", "dict_type"),
+    (CHAT, ask(stop=[5]), "body.stop.0", "string_type"),
+    (CHAT, ask(stream=True, stream_options=5), "body.stream_options", "dict_type"),
+    (CHAT, ask(model="\ud800"), "body.model", "string_unicode"),
+    (CHAT, ask(max_tokens=float("inf")), "body.max_tokens", "int_type"),
+    (f"{CHAT}/batch", {"messages": None}, "body.messages", "list_type"),
+    (f"{CHAT}/batch", {"messages": []}, "body.messages", "too_short"),
+    (f"{CHAT}/batch", {"messages": [5]}, "body.messages.0", "list_type"),
+    ("/v1/completions", {"prompt": 5}, "body.prompt", "list_type"),
+    ("/v1/completions", {"prompt": [1, "x"]}, "body.prompt.1", "int_type"),
+    ("/v1/responses", {"input": ["x"]}, "body.input.0", "dict_type"),
+    ("/v1/responses", {"input": "x", "instructions": 5}, "body.instructions", "string_type"),
+    ("/v1/messages", ask(max_tokens=3, system=[{"type": "text", "text": 5}]), "body.system.0.text", "string_type"),
+    ("/v1/messages", ask(max_tokens=3, thinking=5), "body.thinking", "dict_type"),
+    ("/v1/messages/count_tokens", {"messages": [5]}, "body.messages.0", "dict_type"),
+    ("/v1/embeddings", {"input": [None]}, "body.input.0", "list_type"),
+    ("/pooling", {"messages": [[]]}, "body.messages.0", "too_short"),
+    ("/v2/embed", {"texts": [5]}, "body.texts.0", "string_type"),
+    ("/v1/rerank", {"query": "q", "documents": [5]}, "body.documents.0", "string_type"),
+    ("/v1/score", {"text_1": 5, "text_2": "x"}, "body.text_1", "list_type"),
+    ("/generative_scoring", {"query": "q", "items": 5, "label_token_ids": [1]}, "body.items", "list_type"),
+    ("/v1/systemone", {"state": "s", "questions": {"q": {}}}, "body.questions.q.type", "missing"),
+    ("/tokenize", {"messages": "x"}, "body.messages", "list_type"),
+    ("/detokenize", {"tokens": ["x"]}, "body.tokens.0", "int_type"),
+    ("/v1/load_lora_adapter", {"lora_name": 5, "lora_path": "/a"}, "body.lora_name", "string_type"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "place", "wrong"), MALFORMED)
+@story
+async def test_a_malformed_body_is_refused_as_vllm_does(sim, http, path, body, place, wrong):
+    sent = json.dumps({"model": "m", **body})
+    refused = await http.post(path, content=sent, headers={"content-type": "application/json"})
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert (error["type"], error["param"], error["code"]) == ("Bad Request", place, 400)
+    assert error["message"].startswith(
+        f"1 validation error:\n  {{'type': '{wrong}', 'loc': '{place}', "
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, b"[" * 100_000),
+        (CHAT, json.dumps(ask(n=100_000)).encode()),
+        ("/v1/score", b'{"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}'),
+    ],
+    ids=["depth", "choices", "pairs"],
+)
+@story
+async def test_what_is_too_much_or_does_not_fit_is_refused(sim, http, path, body):
+    sent = await http.post(path, content=body, headers={"content-type": "application/json"})
+    assert sent.status_code == 400
+
+
+@story
+async def test_scores_come_for_one_text_with_each_or_for_pairs(sim, http):
+    async def scores(first):
+        asked = {"text_1": first, "text_2": ["x", "y"]}
+        return [each["score"] for each in (await http.post("/v1/score", json=asked)).json()["data"]]
+
+    of_a, of_b = await scores("a"), await scores("b")
+    assert await scores(["a"]) == of_a
+    assert await scores(["a", "b"]) == [of_a[0], of_b[1]]
+
+
 @story
 async def test_a_poisonous_prompt_kills_the_engine_and_then_the_server(sim, http):
     sim.inject("die_on_prompt:poison")
