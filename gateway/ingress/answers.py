@@ -315,13 +315,13 @@ def as_told(error: GatewayError, down: Downstream, record: RequestRecord) -> Gat
 
 
 def own_headers(record: RequestRecord, now: float) -> bytes:
-    """Return our header lines: who answered, after how many attempts, and where the time went (ms).
+    """Return our header lines: who answered, after how many attempts, how long a place and the answer took (ms).
 
     The model is named where another one answers than was asked for, a revision where backends have one.
     """
     sent_at = record.sent_at or now
     # In tenths of a millisecond: to write a float costs as much as all else here.
-    queue, backend = int((sent_at - record.received_at) * 1e4), int((now - sent_at) * 1e4)
+    queue, backend = int(record.queue_s * 1e4), int((now - sent_at) * 1e4)
     lines = (
         b"x-gateway-backend: %b\r\nx-gateway-attempts: %d\r\nserver-timing: queue;dur=%d.%d, backend;dur=%d.%d\r\n"
         % (

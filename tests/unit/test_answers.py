@@ -18,7 +18,7 @@ from gateway.core.types import (
     Usage,
     UsageSource,
 )
-from gateway.ingress.answers import answer, as_told, unfit, used, watch_over
+from gateway.ingress.answers import answer, as_told, own_headers, unfit, used, watch_over
 from gateway.ingress.charging import actual_of
 from gateway.resume.stream import TrailedStream
 from gateway.upstream.engineids import engine_id
@@ -253,3 +253,8 @@ def test_what_is_no_json_object_is_no_answer_of_a_model(dialect, body):
         answer(Reply(200, {}, body, None), call(dialect), "r", "", 1 << 20)
     assert answer(Reply(200, {}, b"{}", None), CHAT, "r", "", 1 << 20).body == b"{}"
     assert answer(Reply(200, {}, body, None), AUDIO, "r", "", 1 << 20).body == body
+
+
+def test_a_client_is_told_how_long_it_waited_for_a_place_and_not_how_long_it_took_to_send():
+    made = RequestRecord("r", Endpoint.CHAT, 100.0, body_at=120.0, queue_s=1.5, sent_at=121.5)
+    assert b"server-timing: queue;dur=1500.0, backend;dur=250.0\r\n" in own_headers(made, 121.75)
