@@ -263,7 +263,8 @@ class _Case:
         if self.cause is Cause.SCHEDULED:
             return ""
         if self.record.restarts_since(self.now - policy.within) >= policy.max_restarts:
-            return f"{policy.max_restarts} restarts within {policy.within:.0f} s did not help"
+            many = f"{policy.max_restarts} restart{'s' * (policy.max_restarts > 1)}"
+            return f"{many} within {policy.within:.0f} s did not help"
         if self.hopeless and self.record.once_more:
             return "it was started once more, and a restart cannot help"
         return ""

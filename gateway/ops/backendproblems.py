@@ -27,7 +27,7 @@ WHY_NOT: Final = {
     "unseen": "its process cannot be inspected",
     "held": "an operator drained it",
     "busy": "it is busy and making progress",
-    "suspended": "restarts are suspended after too many failures",
+    "suspended": "restarts are suspended, as they did not help",
     "manual": "`automatic` is off",
     "on_hold": "restarts are on hold",
     "no_store": "the store that replicas share (`redis`) does not answer",
@@ -76,7 +76,7 @@ class _State:
 _STATES: Final[Mapping[BackendState, _State]] = {
     "suspended": _State(
         "suspended",
-        "is suspended: it failed too often and is left alone",
+        "is suspended: restarts did not help, and it is left alone",
         "Repair it, then run `vllm-gateway undrain {id}`.",
         f"Read {_DIAGNOSE}, repair it, then run `vllm-gateway undrain {{id}}`.",
     ),

@@ -15,7 +15,7 @@ from gateway.pools.table import Backend
 from gateway.watch.fetch import DENIED, OF_TLS
 
 BackendState = Literal[  # the worst first
-    "suspended",  # it failed too often; it is left alone until an operator acts
+    "suspended",  # restarts did not help; it is left alone until an operator acts
     "crash-looping",  # its service manager restarts it again and again
     "failed",  # its process ended, or its start failed; it will be started again
     "unreachable",  # nothing answers at its address, or what answers is no vLLM that lets us in

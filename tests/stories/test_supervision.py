@@ -697,7 +697,7 @@ async def test_a_suspension_without_a_known_cause_tells_the_exit_code():
         async with fleet(on, launched(slot), wait=False, supervision={"max_restarts": 1}) as world:
             await world.until(lambda: world.unit().suspended)
             assert suspension(world) == (
-                "1 restarts within 1800 s did not help: its process exited with code 3 while it"
+                "1 restart within 1800 s did not help: its process exited with code 3 while it"
                 " started: its log does not say why"
             )
 
@@ -727,7 +727,7 @@ async def test_a_suspension_does_not_name_the_cause_of_an_earlier_start():
             assert len(world.told(EventKind.REMEDY)) == 1
             assert world.unit().diagnosis is None
             assert suspension(world) == (
-                "1 restarts within 1800 s did not help: silent for 1 s while launched"
+                "1 restart within 1800 s did not help: silent for 1 s while launched"
                 " (supervision.patience.config)"
             )
 
