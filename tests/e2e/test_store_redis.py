@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from gateway.cli.doctor.onredis import redis_findings
 from gateway.core.aio import SystemClock
 from gateway.core.limits import KeyLimits, Rule
 from gateway.limiting.limiter import Limiter
@@ -204,6 +205,18 @@ def test_a_right_that_is_missing_is_found_before_it_is_needed():
             told = {lists: tried(server.url, lists) for lists in (True, False)}
             refused = "its user may not run scripts or use keys that begin with gw1:"
             assert told == {True: refused, False: "" if wanted == "+@list" else refused}
+
+
+def test_doctor_finds_a_redis_that_drops_keys_by_itself():
+    with redis_server("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru") as server:
+        found = asyncio.run(redis_findings(server.url))
+        assert [(each.about, each.verdict) for each in found] == [
+            ("clock", "ok"),
+            ("redis", "wrong"),
+        ]
+    rights = "on nopass ~gw1:* +ping +eval +evalsha +time"  # it may not ask for its memory
+    with redis_server("--user", "default", *rights.split()) as server:
+        assert [each.about for each in asyncio.run(redis_findings(server.url))] == ["clock"]
 
 
 def tried(url, lists):

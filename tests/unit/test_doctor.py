@@ -19,10 +19,11 @@ from typer.testing import CliRunner
 from gateway.cli.console import Exit, VerbError
 from gateway.cli.doctor.advisories import mending, open_in
 from gateway.cli.doctor.cached import judged
-from gateway.cli.doctor.clocks import of_date, redis_clock
+from gateway.cli.doctor.clocks import of_date
 from gateway.cli.doctor.machine import files_finding
 from gateway.cli.doctor.nginxfile import parse, seconds, size
 from gateway.cli.doctor.nginxrules import nginx_findings
+from gateway.cli.doctor.onredis import keeps, redis_findings
 from gateway.cli.doctor.replies import Asked, pace, waited
 from gateway.cli.doctor.running import own_server, running_findings
 from gateway.cli.doctor.servers import flag_findings, metrics_findings, server_findings
@@ -592,7 +593,7 @@ def test_a_backend_that_does_not_answer_is_told_in_words():
 
 
 def test_a_redis_that_does_not_answer_leaves_its_clock_unknown():
-    (finding,) = asyncio.run(redis_clock("redis://:secret@127.0.0.1:1/0"))
+    (finding,) = asyncio.run(redis_findings("redis://:secret@127.0.0.1:1/0"))
     assert (finding.verdict, finding.about) == ("skipped", "clock")
     assert "the connection was refused" in finding.told
     assert "secret" not in finding.told
@@ -618,12 +619,30 @@ def test_a_redis_that_is_far_away_tells_its_clock():
     async def story():
         async with await asyncio.start_server(far_away, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            findings = await redis_clock(f"redis://127.0.0.1:{port}/0")
+            findings = await redis_findings(f"redis://127.0.0.1:{port}/0")
             await ended.wait()
             return findings
 
     (clock,) = asyncio.run(story())
     assert clock.told == "The clocks of this machine and of Redis go together"
+
+
+@pytest.mark.parametrize(
+    ("memory", "verdict"),
+    [
+        ("maxmemory:0\r\nmaxmemory_policy:allkeys-lru\r\n", "ok"),  # it is never full
+        ("maxmemory:104857600\r\nmaxmemory_policy:noeviction\r\n", "ok"),
+        ("# Memory\r\nmaxmemory:104857600\r\nmaxmemory_policy:volatile-lru\r\n", "wrong"),
+    ],
+)
+def test_a_redis_that_drops_keys_by_itself_is_wrong(memory, verdict):
+    (finding,) = keeps(memory)
+    assert (finding.about, finding.verdict) == ("redis", verdict)
+    assert verdict == "ok" or finding.change == "maxmemory-policy noeviction, in redis.conf"
+
+
+def test_of_a_redis_that_does_not_tell_its_memory_nothing_is_said():
+    assert [*keeps("")] == []
 
 
 # --- whole replies ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""How far the clocks of backends and of Redis are from this machine's."""
+"""How far the clocks of others are from this machine's."""
 
 from __future__ import annotations
 
@@ -8,13 +8,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from gateway.cli.doctor.findings import Finding, Verdict, ok
-from gateway.core.aio import SystemClock
-from gateway.store.scripts import PREFIX, Script
-from gateway.store.shared import StoreUnavailable
 
 _MOST_S: Final = 5.0  # a `Date` has whole seconds, and its reply was under way
-_REDIS_S: Final = 3.0  # to connect, and to answer
-_CLOCK: Final = Script("return redis.call('TIME')")
 _CHANGE: Final = "timedatectl set-ntp true, on the machine whose clock is wrong"
 
 
@@ -39,26 +34,3 @@ def judged(apart_s: float, whose: str, verdict: Verdict, harm: str) -> Iterator[
         verdict=verdict, about="clock", change=_CHANGE,
         told=f"The clocks of this machine and of {whose} are {abs(apart_s):.0f} s apart: {harm}",
     )  # fmt: skip
-
-
-async def redis_clock(url: str) -> list[Finding]:
-    """Return how far the clock of the Redis at a URL is from this machine's."""
-    try:
-        from gateway.store.onredis import redis_store
-
-        store = redis_store(url, SystemClock(), _REDIS_S)
-    except (ImportError, ValueError) as error:  # `check` says more of it
-        return [_unknown(error)]
-    try:
-        seconds, _ = await store.link.ask(_CLOCK, [f"{PREFIX}{{doctor}}"], [], _REDIS_S)
-    except StoreUnavailable as error:
-        return [_unknown(error)]
-    finally:
-        await store.close()
-    harm = "limits and budgets go by Redis's clock, the end of keys by this one"
-    return [*judged(time.time() - int(seconds), "Redis", "wrong", harm)]
-
-
-def _unknown(error: Exception) -> Finding:
-    return Finding(verdict="skipped", about="clock", told=f"The clock of Redis is not known: {error}",
-                   change="vllm-gateway check --probe")  # fmt: skip

@@ -11,8 +11,9 @@ import uvloop
 
 from gateway.cli.doctor.advisories import mending, open_in
 from gateway.cli.doctor.cached import cache_findings
-from gateway.cli.doctor.clocks import of_date, redis_clock
+from gateway.cli.doctor.clocks import of_date
 from gateway.cli.doctor.findings import Finding, ok
+from gateway.cli.doctor.onredis import redis_findings
 from gateway.cli.preflight import backends_of
 from gateway.config.flags import merged
 from gateway.config.models import BackendConfig, Config
@@ -43,7 +44,7 @@ async def _all(config: Config) -> list[Finding]:
         ]
         if config.redis is not None:
             url = config.redis.get_secret_value()
-            tasks.append(group.create_task(redis_clock(url), name="doctor redis"))
+            tasks.append(group.create_task(redis_findings(url), name="doctor redis"))
     found = [finding for task in tasks for finding in task.result()]
     for name, pool in config.pools.items():
         for each in pool.backends:
