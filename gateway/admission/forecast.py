@@ -29,7 +29,6 @@ _DRAIN_KEPT_S: Final = 60.0
 _BELIEVED_RATIO: Final = 0.5
 # Until so many times what is held has ended, a drain is measured some 15 to 25 % too low. Three simulated engines.
 _EARLY_TURNS, _EARLY_RATIO = 1.5, 1.15
-_OVERDUE: Final = 1.5  # times the average stay: if nothing ended for so long, it is longer now
 _DRAIN_LEAST_S: Final = 1.0  # work seen for less than this tells no rate
 _LEAST_PER_S: Final = 1e-6  # tokens, where nothing has ended for minutes or hours: never none
 _RETRY_LEAST_S: Final = 1.0  # Retry-After has whole seconds
@@ -58,7 +57,6 @@ class Drain:
         self._serving: Sequence[str] = ()
         self._seen = 0.0  # given back since nothing was known
         self._ended_tokens = self._ended_token_s = 0.0  # of as many ends as run
-        self._silent_s = 0.0  # since the last end
         self._held_tokens = 0  # at the last measurement
         self._believed = False
         self._stands = False  # somebody waited at the last measurement
@@ -103,12 +101,10 @@ class Drain:
 
     def _ended(self, seconds: float, tokens: int, held_tokens: int, token_s: float) -> None:
         """Learn how long what ended was held; what is held now weighs as much as all that ended before."""
-        self._silent_s += seconds
         if tokens:
             kept = math.exp(-tokens / max(held_tokens, tokens))
             self._ended_tokens = kept * self._ended_tokens + tokens
             self._ended_token_s = kept * self._ended_token_s + token_s
-            self._silent_s = 0.0
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -145,11 +141,10 @@ class Drain:
 
     @property
     def _stay_s(self) -> float | None:
-        """For how long a token is held on average; None while nobody knows, or when those held are overdue."""
+        """For how long a token is held on average; None while nobody knows."""
         if not self._ended_token_s or self._ended_tokens < _BELIEVED_RATIO * self._held_tokens:
             return None
-        stay_s = self._ended_token_s / self._ended_tokens
-        return stay_s if self._silent_s <= _OVERDUE * stay_s else None
+        return self._ended_token_s / self._ended_tokens
 
     @property
     def probable_per_s(self) -> float | None:
