@@ -42,14 +42,20 @@ def parse_body(body: bytes) -> dict[str, Any]:
         raise SimError(400, "There was an error parsing the body", kind="Bad Request") from None
     if not isinstance(value, dict):
         text = "Input should be a valid dictionary or object to extract fields from"
-        shown = f"'<list of {len(value)} items>'" if isinstance(value, list) else repr(value)
-        raise invalid("model_attributes_type", "body", text, shown)
+        raise invalid("model_attributes_type", "body", text, _shown(value))
     return value
+
+
+def _shown(value: object) -> str:
+    """Return how vLLM shows a wrong value: of a container how large it is, and not what it holds."""
+    if isinstance(value, list | dict):
+        return f"'<{type(value).__name__} of {len(value)} items>'"
+    return ascii(value)
 
 
 def _text(value: Any, loc: str) -> None:
     if not isinstance(value, str):
-        raise invalid("string_type", loc, "Input should be a valid string", repr(value))
+        raise invalid("string_type", loc, "Input should be a valid string", _shown(value))
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -59,16 +65,16 @@ def _text(value: Any, loc: str) -> None:
 
 def _number(value: Any, loc: str) -> None:
     if not isinstance(value, int):  # true is 1, as in pydantic
-        raise invalid("int_type", loc, "Input should be a valid integer", repr(value))
+        raise invalid("int_type", loc, "Input should be a valid integer", _shown(value))
 
 
 def _list(each: Check, *, least: int = 0) -> Check:
     def check(value: Any, loc: str) -> None:
         if not isinstance(value, list):
-            raise invalid("list_type", loc, "Input should be a valid list", ascii(value))
+            raise invalid("list_type", loc, "Input should be a valid list", _shown(value))
         if len(value) < least:
             says = f"List should have at least {least} item after validation, not {len(value)}"
-            raise invalid("too_short", loc, says, repr(value))
+            raise invalid("too_short", loc, says, _shown(value))
         for place, one in enumerate(value):
             each(one, f"{loc}.{place}")
 
@@ -80,7 +86,7 @@ def _object(**fields: Check) -> Check:
 
     def check(value: Any, loc: str) -> None:
         if not isinstance(value, dict):
-            raise invalid("dict_type", loc, "Input should be a valid dictionary", ascii(value))
+            raise invalid("dict_type", loc, "Input should be a valid dictionary", _shown(value))
         for name, each in fields.items():
             if name in value:
                 each(value[name], f"{loc}.{name}")
