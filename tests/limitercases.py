@@ -29,7 +29,12 @@ class LimiterDesk(Desk):
     def __init__(self, make_link=lambda clock: None):
         self.replicas = 1
         self.plans = {}
-        super().__init__(lambda clock: Limiter(clock, make_link(clock), lambda: self.replicas))
+
+        def make(clock):
+            self.link = make_link(clock)
+            return Limiter(clock, self.link, lambda: self.replicas)
+
+        super().__init__(make)
 
     def plan(self, limits, **more):
         # A plan is compiled once for each key, as the gateway does.

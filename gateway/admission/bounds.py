@@ -7,7 +7,7 @@ out. So each priority that keys have may fill the bounds anew. `limits.bodies` b
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import Enum
 
@@ -63,19 +63,19 @@ class Limits:
     tokens: int
     bytes: int
     tenant_ratio: float = 0.5
+    of_tenant: Held = field(init=False, compare=False)  # the most that may wait of one tenant
+
+    def __post_init__(self) -> None:
+        ratio = Decimal(str(self.tenant_ratio))  # in floats, 0.55 of 100 is more than 55
+        requests = math.ceil(self.requests * ratio)
+        share = Held(requests, int(self.tokens * ratio), int(self.bytes * ratio))
+        object.__setattr__(self, "of_tenant", share)
 
     @classmethod
     def of(cls, queue: QueueConfig, *, shared: bool) -> Limits:
         """Return the limits of the settings. A queue that is not `shared` has one tenant, who may fill it."""
         share = queue.tenant_share if shared else 1.0
         return cls(queue.max_requests, queue.max_tokens, queue.max_bytes, share)
-
-    @property
-    def of_tenant(self) -> Held:
-        """The most that may wait of one tenant, counted in decimals: to floats, 0.55 of 100 is more than 55."""
-        ratio = Decimal(str(self.tenant_ratio))
-        requests = math.ceil(self.requests * ratio)
-        return Held(requests, int(self.tokens * ratio), int(self.bytes * ratio))
 
     def full(self, held: Held, own: Held, tokens: int, size_bytes: int) -> Full | None:
         """Return the bound that one more request would break; `held` and `own` are as `FairQueue.counted` tells."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.sim.config import SimConfig
-from gateway.sim.errors import SimError, bad_value, invalid, missing, unknown_model
+from gateway.sim.errors import SimError, bad_value, invalid, missing, shown, unknown_model
 from gateway.sim.messages import chat_of_message, check_order, effort_of
 from gateway.sim.steering import Control, parse_control, tool_of
 from gateway.sim.text import BEGIN, begun_in, detokenize, render_chat, tokenize
@@ -157,14 +157,11 @@ def count_chat(path: str, body: dict[str, Any], config: SimConfig) -> tuple[list
     """Render a chat-like body to token ids and to the text in it.
 
     Raises:
-        SimError: no list of messages, or an order that the template refuses.
+        SimError: an order that the template refuses.
     """
     messages = body.get("messages", body.get("input", []))
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
-    if not isinstance(messages, list):
-        text = "Input should be a valid list"
-        raise invalid("list_type", "body.messages", text, repr(messages))
     system = body.get("instructions")
     messages = ([{"role": "system", "content": system}] if system else []) + messages
     if path.startswith(MESSAGES):
@@ -197,14 +194,13 @@ def _integer(body: dict[str, Any], name: str) -> int | None:
             return int(value)
         except ValueError:
             text = "Input should be a valid integer, unable to parse string as an integer"
-            raise invalid("int_parsing", f"body.{name}", text, repr(value)) from None
+            raise invalid("int_parsing", f"body.{name}", text, shown(value)) from None
     if value is None:
         return None
-    if isinstance(value, int) or (
-        isinstance(value, float) and value.is_integer()
-    ):  # true is 1, as in pydantic
+    whole = value.is_integer() if isinstance(value, float) else isinstance(value, int)
+    if whole:  # true is 1, as in pydantic
         return int(value)
-    raise invalid("int_type", f"body.{name}", "Input should be a valid integer", repr(value))
+    raise invalid("int_type", f"body.{name}", "Input should be a valid integer", shown(value))
 
 
 def _limit(path: str, body: dict[str, Any]) -> tuple[str, int | None]:

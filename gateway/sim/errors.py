@@ -74,6 +74,13 @@ def invalid(kind: str, loc: str, text: str, value: str, reason: str | None = Non
     return SimError(400, f"1 validation error:\n  {detail}", kind="Bad Request", param=loc)
 
 
+def shown(value: object) -> str:
+    """Return how vLLM shows a wrong value: of a container how large it is, and not what it holds."""
+    if isinstance(value, list | dict):
+        return f"'<{type(value).__name__} of {len(value)} items>'"
+    return ascii(value)
+
+
 def missing(name: str, fields: int) -> SimError:
     """Refuse a body that lacks a field."""
     return invalid("missing", f"body.{name}", "Field required", f"'<dict of {fields} items>'")

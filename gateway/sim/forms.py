@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from gateway.sim.adapters import PATHS as ADAPTER_PATHS
 from gateway.sim.ask import CHAT, CHAT_BATCH, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES
-from gateway.sim.errors import SimError, invalid, missing
+from gateway.sim.errors import SimError, invalid, missing, shown
 from gateway.sim.http import Received
 
 Check = Callable[[Any, str], None]  # a value, and where it is; raises SimError
@@ -42,20 +42,13 @@ def parse_body(body: bytes) -> dict[str, Any]:
         raise SimError(400, "There was an error parsing the body", kind="Bad Request") from None
     if not isinstance(value, dict):
         text = "Input should be a valid dictionary or object to extract fields from"
-        raise invalid("model_attributes_type", "body", text, _shown(value))
+        raise invalid("model_attributes_type", "body", text, shown(value))
     return value
-
-
-def _shown(value: object) -> str:
-    """Return how vLLM shows a wrong value: of a container how large it is, and not what it holds."""
-    if isinstance(value, list | dict):
-        return f"'<{type(value).__name__} of {len(value)} items>'"
-    return ascii(value)
 
 
 def _text(value: Any, loc: str) -> None:
     if not isinstance(value, str):
-        raise invalid("string_type", loc, "Input should be a valid string", _shown(value))
+        raise invalid("string_type", loc, "Input should be a valid string", shown(value))
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -65,16 +58,16 @@ def _text(value: Any, loc: str) -> None:
 
 def _number(value: Any, loc: str) -> None:
     if not isinstance(value, int):  # true is 1, as in pydantic
-        raise invalid("int_type", loc, "Input should be a valid integer", _shown(value))
+        raise invalid("int_type", loc, "Input should be a valid integer", shown(value))
 
 
 def _list(each: Check, *, least: int = 0) -> Check:
     def check(value: Any, loc: str) -> None:
         if not isinstance(value, list):
-            raise invalid("list_type", loc, "Input should be a valid list", _shown(value))
+            raise invalid("list_type", loc, "Input should be a valid list", shown(value))
         if len(value) < least:
             says = f"List should have at least {least} item after validation, not {len(value)}"
-            raise invalid("too_short", loc, says, _shown(value))
+            raise invalid("too_short", loc, says, shown(value))
         for place, one in enumerate(value):
             each(one, f"{loc}.{place}")
 
@@ -86,7 +79,7 @@ def _object(**fields: Check) -> Check:
 
     def check(value: Any, loc: str) -> None:
         if not isinstance(value, dict):
-            raise invalid("dict_type", loc, "Input should be a valid dictionary", _shown(value))
+            raise invalid("dict_type", loc, "Input should be a valid dictionary", shown(value))
         for name, each in fields.items():
             if name in value:
                 each(value[name], f"{loc}.{name}")

@@ -845,32 +845,9 @@ async def test_at_the_end_what_was_being_drained_to_go_is_stopped_too():
 # --- several gateways -----------------------------------------------------------------------------
 
 
-@story
-async def test_two_gateways_restart_an_incarnation_once():
-    async with machine() as on:
-        store = MemoryStore(SystemClock())
-        for name in ("m/b1", "m/b2"):
-            await on[name].begin()
-        backends = managed(on["m/b1"]), managed(on["m/b2"])
-        async with (
-            fleet(on, *backends, store=store) as one,
-            fleet(on, *backends, store=store) as other,
-        ):
-            for round_ in range(1, 4):
-                await on["m/b1"].die()
-                await one.until(lambda n=round_: len(on["m/b1"].starts) >= n)
-                await one.serves()
-                await other.serves()
-            await one.turns()
-            await other.turns()
-            assert len(on["m/b1"].starts) == 3
-            told = [*one.told(EventKind.RESTART), *other.told(EventKind.RESTART)]
-            assert len(told) == 3
-
-
 @contextlib.asynccontextmanager
-async def pair(on):
-    """Two gateways that share a store, and hear of each other."""
+async def two_gateways(on):
+    """Two gateways that share a store, and that store."""
     store = MemoryStore(SystemClock())
     for name in ("m/b1", "m/b2"):
         await on[name].begin()
@@ -879,6 +856,28 @@ async def pair(on):
         fleet(on, *backends, store=store) as one,
         fleet(on, *backends, store=store) as other,
     ):
+        yield one, other, store
+
+
+@story
+async def test_two_gateways_restart_an_incarnation_once():
+    async with machine() as on, two_gateways(on) as (one, other, _):
+        for round_ in range(1, 4):
+            await on["m/b1"].die()
+            await one.until(lambda n=round_: len(on["m/b1"].starts) >= n)
+            await one.serves()
+            await other.serves()
+        await one.turns()
+        await other.turns()
+        assert len(on["m/b1"].starts) == 3
+        told = [*one.told(EventKind.RESTART), *other.told(EventKind.RESTART)]
+        assert len(told) == 3
+
+
+@contextlib.asynccontextmanager
+async def pair(on):
+    """Two gateways that share a store, and hear of each other."""
+    async with two_gateways(on) as (one, other, store):
         for each in (one, other):
             each.process.replicas.store = store
         for each in (one, other):

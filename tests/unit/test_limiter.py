@@ -73,14 +73,8 @@ class Lossy:
 @pytest.mark.parametrize("loses", ["unsent", "unheard"])
 def test_what_ends_while_redis_does_not_hear_it_is_told_when_it_does(loses):
     """What may have been done is not done twice: only its lease ends for sure."""
-    link = None
-
-    def make_link(clock):
-        nonlocal link
-        link = Lossy(clock)
-        return link
-
-    desk = LimiterDesk(make_link)
+    desk = LimiterDesk(Lossy)
+    link = desk.link
     desk.clock.at = 20_000.0 * DAY_S
     limits = KeyLimits(tokens_per_month=10_000, concurrent_requests=1)
     taken = desk.take(limits, input=100, output=4_000)
@@ -113,14 +107,8 @@ class Slow(Lossy):
 @pytest.mark.parametrize("outage", [OnOutage.LOCAL, OnOutage.CLOSED])
 def test_what_redis_lets_through_too_late_uses_up_nothing_but_the_request(outage):
     """What was refused costs nothing, and what was counted here meanwhile does not count twice."""
-    link = None
-
-    def make_link(clock):
-        nonlocal link
-        link = Slow(clock)
-        return link
-
-    desk = LimiterDesk(make_link)
+    desk = LimiterDesk(Slow)
+    link = desk.link
     desk.starts_a_day()
     limits = KeyLimits(
         output_tokens_per_minute=10_000,
@@ -142,14 +130,8 @@ def test_what_redis_lets_through_too_late_uses_up_nothing_but_the_request(outage
 
 def test_what_redis_lets_through_once_it_hangs_no_more_does_not_run():
     """Nobody waited for it so long, and Redis did not hear that it ended."""
-    link = None
-
-    def make_link(clock):
-        nonlocal link
-        link = Slow(clock)
-        return link
-
-    desk = LimiterDesk(make_link)
+    desk = LimiterDesk(Slow)
+    link = desk.link
     limits = KeyLimits(concurrent_requests=1, on_outage=OnOutage.CLOSED)
     link.loses = "unsent"
     assert isinstance(desk.take(limits), Closed)
@@ -376,14 +358,9 @@ def test_what_an_outage_used_counts_for_its_own_day_and_month(days, used):
 
 def test_what_an_outage_used_is_not_raised_to_and_then_told_again():
     """A request may ask Redis after an outage, before Redis was told what that used."""
-    link, spent = None, 0.0
-
-    def make_link(clock):
-        nonlocal link
-        link = Lossy(clock)
-        return link
-
-    desk = LimiterDesk(make_link)
+    spent = 0.0
+    desk = LimiterDesk(Lossy)
+    link = desk.link
     desk.starts_a_day()
     desk.store._spent = lambda rule, key_id: spent
     whole = KeyLimits(tokens_per_day=10_000)
