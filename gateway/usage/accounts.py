@@ -147,10 +147,8 @@ class Accounts:
     async def turn(self) -> None:
         """Write what waits, and have Redis count what it has not counted yet."""
         today, yesterday = self.today(), day_told(self._clock.wall() - DAY_S)
-        leapt = self._day not in (
-            today,
-            yesterday,
-        )  # and what was dropped as of another month may count again
+        # What was dropped as of another month may count again.
+        leapt = self._day not in (today, yesterday)
         again = not self._counted and self._turns % _LEARN_TURNS == 0
         if self._journal is not None and (leapt or again):
             await self._count_anew(self._journal)
