@@ -93,7 +93,7 @@ class Link:
     _waiting: deque[_Asked] = field(default_factory=deque)
     _owner: asyncio.Task[None] | None = None
     _connected: bool = False
-    _sent: set[str] = field(default_factory=set)  # scripts, as text over this connection
+    _sent: set[str] = field(default_factory=set)  # scripts, as text: this Redis knows them
     _under_way: Sequence[_Asked] = ()
     _late: bool = False  # what is under way
     _failures: int = 0  # in a row
@@ -221,6 +221,8 @@ class Link:
                 unknown.append(asked)  # since it started
             else:
                 refused = _give(asked, reply) or refused
+        if unknown:  # the library may have connected to another server, which knows none
+            self._sent.clear()
         for asked, reply in await self._replies(unknown, by_name=False) if unknown else ():
             refused = _give(asked, reply) or refused
         if refused is not None:

@@ -572,6 +572,12 @@ def test_one_that_the_last_leader_still_drains_is_out_and_has_its_turn():
     assert isinstance(found["p/c"], Restart)
 
 
+def test_one_that_another_replica_drains_waits_for_its_turn_and_no_operator_is_told_to_hold_it():
+    drained = {"phase": Phase.DRAINING, "drained_elsewhere": True}
+    assert why(Ward().see(a=signed(Cause.MEMORY) | drained)["p/a"]) is Why.TURN
+    assert why(Ward().see(a=signed(Cause.MEMORY) | drained | {"held": True})["p/a"]) is Why.HELD
+
+
 def test_one_that_is_down_costs_nothing_more():
     ward = Ward()
     ward.see(b=ASLEEP, c=ASLEEP, d=ASLEEP)
