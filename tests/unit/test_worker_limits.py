@@ -88,10 +88,10 @@ class Workers(LimiterDesk):
     def __init__(self):
         self.shared, self.running = None, []
         self.answers = {}  # that the parent gives in tasks of their own
-        super().__init__(self.link)
+        super().__init__(self.worker_link)
         self.run(self.opened())
 
-    def link(self, clock):
+    def worker_link(self, clock):
         self.shared = self.shared or SharedLevels(clock)
         here, there = socket.socketpair()
         for each in (here, there):
@@ -119,7 +119,7 @@ class Workers(LimiterDesk):
     def fellow(self, spent=None):
         fellow = Workers.__new__(Workers)
         fellow.__dict__.update(self.__dict__, running=[])
-        fellow.store = Limiter(self.clock, fellow.link(self.clock), lambda: 2, spent)
+        fellow.store = Limiter(self.clock, fellow.worker_link(self.clock), lambda: 2, spent)
         self.run(fellow.opened())
         self.tasks += fellow.tasks
         return fellow
