@@ -9,6 +9,7 @@ from gateway.sim.config import SimConfig
 from gateway.sim.errors import SimError, bad_value, invalid, missing, shown, unknown_model
 from gateway.sim.messages import chat_of_message, check_order, effort_of
 from gateway.sim.steering import Control, parse_control, tool_of
+from gateway.sim.structured import Form, demanded
 from gateway.sim.text import BEGIN, begun_in, detokenize, render_chat, tokenize
 
 CHAT: Final = "/v1/chat/completions"
@@ -53,6 +54,7 @@ class Ask:
     # The function to call instead of answering, or behind `control.call_at` tokens.
     tool: str | None
     tool_forced: bool  # named by the client: the finish reason is then "stop"
+    form: Form | None  # that the reply must have; None: plain text
     return_token_ids: bool
     echo: bool
     begun_tokens: int  # of the reply, that end the prompt already
@@ -128,6 +130,7 @@ def parse_ask(path: str, body: dict[str, Any], config: SimConfig, adapters: list
         control=control,
         tool=tool,
         tool_forced=forced,
+        form=demanded(body),
         return_token_ids=bool(body.get("return_token_ids")),
         echo=bool(body.get("echo")),
         begun_tokens=begun_tokens,

@@ -7,9 +7,10 @@ from typing import Final
 
 from gateway.sim.ask import Ask
 from gateway.sim.sequence import CacheUse
+from gateway.sim.structured import Form, arguments
 from gateway.sim.text import END, TOKEN_BYTES, detokenize, reply_seed, reply_words, tokenize
 
-_ARGUMENT_WORDS: Final = 3
+_WORDS: Final = 3  # of each string in JSON
 _MARK: Final = "<c>"  # a parser hides it
 
 
@@ -99,6 +100,8 @@ def _plan_choice(
     seed = reply_seed(prompt, ask.adapter, choice)
     if ask.tool is not None:
         return _cut(_plan_call(ask, prompt, index, choice), ask.max_tokens)
+    if ask.form is not None:
+        return _cut(_plan_form(ask, ask.form, prompt, index, choice), ask.max_tokens)
     natural = ask.control.tokens
     if natural is None and ask.stated_max_tokens is None and not ask.ignore_eos:
         natural = reply_tokens
@@ -114,19 +117,25 @@ def _plan_choice(
     return _stop_early(Plan(index, prompt, pieces, tokens, finish), ask.stop)
 
 
+def _plan_form(ask: Ask, form: Form, prompt: tuple[int, ...], index: int, choice: int) -> Plan:
+    """Decide a reply in the form that the request demands, or the rest of one that has begun."""
+    begun = ask.begun_tokens
+    seed = reply_seed(prompt[: len(prompt) - begun], ask.adapter, choice)
+    tokens = tuple(tokenize(form("".join(reply_words(seed, _WORDS)).strip())))[begun:] or (END,)
+    return Plan(index, prompt, tuple(detokenize([token]) for token in tokens), tokens, "stop")
+
+
 def _plan_call(ask: Ask, prompt: tuple[int, ...], index: int, choice: int) -> Plan:
     """Decide a reply that calls a tool, at once or behind some text."""
     said = max(0, (ask.control.call_at or 0) - ask.begun_tokens)
     before = reply_words(reply_seed(prompt, ask.adapter, choice), said)
     begun = tokenize("".join(before))
-    words = "".join(
-        reply_words(reply_seed((*prompt, *begun), ask.adapter, choice), _ARGUMENT_WORDS)
-    )
-    arguments = tokenize(f'{{"value": "{words}"}}')
+    words = "".join(reply_words(reply_seed((*prompt, *begun), ask.adapter, choice), _WORDS))
+    called = tokenize(arguments(ask.body.get("tools"), ask.tool or "", words))
     mark = 0 if ask.control.call_at is None else 1
-    pieces = (*before, *[""] * mark, "", *(detokenize([token]) for token in arguments))
+    pieces = (*before, *[""] * mark, "", *(detokenize([token]) for token in called))
     name = tokenize((ask.tool or "")[:TOKEN_BYTES] or "tool")
-    tokens = (*begun, *tokenize(_MARK) * mark, *name, *arguments)
+    tokens = (*begun, *tokenize(_MARK) * mark, *name, *called)
     finish = "stop" if ask.tool_forced else "tool_calls"
     return Plan(index, prompt, pieces, tokens, finish, call_at=said + mark)
 

@@ -38,8 +38,8 @@ _LEFT = (499, "client_gone", None)
 _BROKEN = (502, "stream_broken", "backend_error")
 LOGGED = {
     **dict.fromkeys(("chat", "chat_vllm", "stream", "usage", "usage_vllm", "tool"), [_CHAT]),
-    **dict.fromkeys(("tool_stream", "request_id", "large"), [_CHAT]),
-    **dict.fromkeys(("response", "response_stream"), [_RESPONSE]),
+    **dict.fromkeys(("tool_stream", "request_id", "large", "parsed"), [_CHAT]),
+    **dict.fromkeys(("response", "response_stream", "response_parsed"), [_RESPONSE]),
     **dict.fromkeys(("message", "message_stream", "message_tool"), [_MESSAGE]),
     **dict.fromkeys(("rerank", "rerank_v1", "rerank_v2"), [_RERANK]),
     # The runner sends the first turn again: the server would not keep the conversation for it.
@@ -239,6 +239,8 @@ def _of_openai(found) -> bool:
         "tool_stream": "look_up",
         "response": ["incomplete", 5],
         "response_stream": ["response.created", "response.completed"],
+        "parsed": 0.0,
+        "response_parsed": 0.0,
         "embedding": 1,
         "request_id": True,
         "no_model": ["NotFoundError", 404, "model_not_found", "model"],

@@ -499,7 +499,7 @@ def test_what_would_not_go_on_exactly_ends_with_an_error(more):
     @story
     async def check():
         async with gateway(SIM, SIM) as world:
-            broken = await read(world, fault="reset_after:7", **more)
+            broken = await read(world, fault="reset_after:5", **more)
             assert "error" in chunks(broken)[-1]
             assert (b'"token_ids":[' in broken) == ("return_token_ids" in more)
 

@@ -758,7 +758,8 @@ def test_one_with_a_budget_for_thinking_goes_on():
 def test_grammars_end_with_an_error():
     @story
     async def check():
-        asked = {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}}
+        schema = {"type": "object", "properties": {"long": {"type": "string", "minLength": 80}}}
+        asked = {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
         async with gateway(SIM, SIM, access=True) as world:
             await ends_with_an_error(world, MESSAGES, "reset_after:7", "request", **asked)
 

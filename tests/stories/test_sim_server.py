@@ -261,6 +261,23 @@ async def test_it_answers_in_words_once_it_has_what_a_tool_returned(sim, http):
 
 
 @story
+async def test_a_reply_has_the_form_that_the_request_demands(sim, http):
+    schema = {"type": "object", "properties": {"degrees": {"type": "integer", "minimum": 3}}}
+    demands = {"type": "json_schema", "json_schema": {"name": "weather", "schema": schema}}
+    body = ask("hello", response_format=demands, max_tokens=99)
+    choice = (await http.post(CHAT, json=body)).json()["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert json.loads(choice["message"]["content"]) == {"degrees": 3}
+    chunks = data_of((await http.post(CHAT, json=body | {"stream": True})).text)
+    deltas = [each["choices"][0]["delta"] for each in chunks[:-1] if each["choices"]]
+    assert json.loads("".join(each.get("content", "") for each in deltas)) == {"degrees": 3}
+    cut = (await http.post(CHAT, json=body | {"max_tokens": 1})).json()["choices"][0]
+    assert (cut["finish_reason"], cut["message"]["content"]) == ("length", '{"de')
+    refused = await http.post(CHAT, json=ask(structured_outputs={"json": "{"}))
+    assert refused.status_code == 400
+
+
+@story
 async def test_responses_are_events_in_sequence(sim, http):
     body = {"model": "m", "input": "hello", "stream": True, "max_output_tokens": 2}
     text = (await http.post("/v1/responses", json=body)).text

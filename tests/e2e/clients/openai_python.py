@@ -6,11 +6,17 @@ import time
 import urllib.request
 
 import openai
+import pydantic
 
 url, key, model, sim = sys.argv[1:5]
 client = openai.OpenAI(base_url=url + "/v1", api_key=key, max_retries=0)
 messages = [{"role": "user", "content": "hello"}]
 found: dict[str, object] = {"version": openai.__version__}
+
+
+class Weather(pydantic.BaseModel):
+    place: str
+    degrees: float
 
 
 def chat(**more):
@@ -77,6 +83,11 @@ reply = client.responses.create(model=model, input="hello", max_output_tokens=5)
 found["response"] = [reply.status, reply.usage.output_tokens]
 events = list(client.responses.create(model=model, input="hello", max_output_tokens=5, stream=True))
 found["response_stream"] = [events[0].type, events[-1].type]
+
+parsed = client.chat.completions.parse(model=model, messages=messages, response_format=Weather)
+found["parsed"] = parsed.choices[0].message.parsed.degrees
+parsed = client.responses.parse(model=model, input="hello", text_format=Weather)
+found["response_parsed"] = parsed.output_parsed.degrees
 
 found["embedding"] = len(client.embeddings.create(model=model, input="x").data)
 
