@@ -17,6 +17,7 @@ from gateway.core.errors import ModelNotFound
 from gateway.core.events import EventKind
 from gateway.core.types import Outcome
 from gateway.heal.intent import Mark
+from gateway.heal.orders import Verb
 from gateway.launch.disk import LOW_BYTES
 from gateway.ops.callers import Callers, together
 from gateway.ops.gatewayproblems import Own
@@ -31,6 +32,7 @@ _LATELY_S: Final = 300.0
 _LOOP_S: Final = 600.0
 _SLOW_CLIENT_S: Final = 5.0
 _ENDS: Final = frozenset({EventKind.EXITED, EventKind.START_FAILED})
+_ANEW: Final = frozenset({Verb.UNDRAIN.value, Verb.RESTART.value})  # what was before counts no more
 
 
 async def notice_problems(desk: Desk) -> None:
@@ -115,13 +117,16 @@ def _failed_adapters(desk: Desk) -> dict[str, dict[str, str]]:
 
 
 def _ended(desk: Desk) -> Mapping[str, int]:
-    """Return how often each backend ended, or failed to start, in the last ten minutes."""
+    """Return how often each backend ended or failed to start in the last ten minutes, since an operator saw to it."""
     now = desk.clock.wall()
     found: Counter[str] = Counter()
+    anew: set[str] = set()
     for event in desk.orders.supervisor.events.newest():
         if not now - _LOOP_S <= event.at <= now:
             break  # long ago; or later than now, for the clock was set back since
-        if event.kind in _ENDS:
+        if event.kind is EventKind.OPERATOR and event.label in _ANEW:
+            anew.add(event.backend_id)
+        elif event.kind in _ENDS and event.backend_id not in anew:
             found[event.backend_id] += 1
     return found
 

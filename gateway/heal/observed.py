@@ -121,6 +121,10 @@ class Observed:
         last = self._restarted_at
         return len(last) == _LOOP and self._clock.now() - last[0] < _LOOP_S
 
+    def forget_restarts(self) -> None:
+        """Begin to count anew: an operator has seen to it."""
+        self._restarted_at.clear()
+
     def begins(self, incarnation: Incarnation | None) -> None:
         """Take note of another incarnation: what was held against the last one ended with it."""
         self.incarnation, self.since, self.judges = incarnation, self._clock.now(), Judges()

@@ -277,6 +277,7 @@ class Supervised:
         """Have an operator's restart due at once; it clears a suspension."""
         self.ordered, self.order_at, self.suspended = sign, 0.0, False
         self.order_elsewhere = False
+        self.observed.forget_restarts()
 
     def waits(self, decision: Wait | Suspend | None) -> None:
         """Take note of why nothing is done about it, and of when it will serve if time alone ends that."""
@@ -315,6 +316,7 @@ class Supervised:
     def clear(self) -> None:
         """An operator says that the cause is gone: it is tried, or started anew, with other settings too."""
         self.suspended, self.observed.trouble = False, ""
+        self.observed.forget_restarts()
         state, now = self.state, self._now()
         if isinstance(state, Suspended):
             self.decision, anew = None, self.outdated or not state.lives

@@ -999,6 +999,52 @@ async def test_a_crash_loop_of_a_service_manager_is_told_and_not_multiplied():
             assert slot.starts == []
 
 
+@pytest.mark.parametrize("verb", ["undrain", "restart"])
+@story
+async def test_what_failed_before_an_operator_had_it_begin_anew_is_no_crash_loop(verb):
+    async with machine() as on:
+        slot, listens = on["m/b1"], asyncio.Event()
+        slot.judge = lambda flags: Script(exit_code=1, log="boom")
+        async with fleet(on, launched(slot), wait=False, supervision={"max_restarts": 2}) as world:
+
+            async def told():
+                (pool,) = (await world.admin("GET", "/admin/v1/overview")).json()["pools"]
+                return pool["backends"][0]["state"], pool["backends"][0]["ended"]
+
+            await world.until(lambda: world.unit().suspended)
+            starts = len(slot.starts)
+            assert await told() == ("suspended", starts)
+            slot.judge = lambda flags: Script(listens=listens)  # repaired
+            assert (await world.order(verb)).json()["changed"]
+            await world.until(lambda: len(slot.starts) > starts)
+            await world.until(lambda: isinstance(world.unit().state, Starting))
+            assert await told() == ("restarting", 0)
+            listens.set()
+            await world.serves()
+
+
+@pytest.mark.parametrize("verb", ["undrain", "restart"])
+@story
+async def test_restarts_of_a_service_manager_before_an_operators_order_are_no_crash_loop(verb):
+    async with machine() as on:
+        for name in ("m/b1", "m/b2"):
+            await on[name].begin()
+        slot = on["m/b1"]
+        async with fleet(on, managed(slot), managed(on["m/b2"])) as world:
+            for number in range(1, 4):
+                slot.pending = True
+                await slot.die(exit_code=1)
+                await world.until(lambda: isinstance(world.unit().state, Starting))
+                await slot.restart_itself()
+                await world.until(lambda n=number: world.unit().observed.own_restarts == n)
+                await world.serves()
+            assert world.unit().observed.crash_loops()
+            if verb == "undrain":
+                await world.order("drain")
+            assert (await world.order(verb)).json()["changed"]
+            assert not world.unit().observed.crash_loops()
+
+
 @story
 async def test_a_look_that_fails_once_forgets_nothing():
     async with machine() as on, fleet(on, launched(on["m/b1"])) as world:
