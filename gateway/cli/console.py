@@ -25,6 +25,7 @@ T = TypeVar("T")
 _UNDECODED: Final = re.compile("[\udc80-\udcff]")  # how Python has a byte that it could not decode
 _STEPS: Final = 10  # all of an answer may take this many times what a step of it may
 _CHUNK: Final = 64 * 1024
+_KEY_BEGINS: Final = "gw_"  # as `access.secret` makes them
 
 
 class Exit(IntEnum):
@@ -278,6 +279,11 @@ def _no_entry(server: str, token: str) -> VerbError:
         hint = "set GATEWAY_ADMIN_TOKEN, or give --token"
         return VerbError(f"{server} requires its admin token", hint, Exit.NOT_ALLOWED)
     hint = "compare it with `admin.token` and `admin.tokens` of the gateway's settings"
+    if token.startswith(_KEY_BEGINS):
+        hint = (
+            "it is an API key: was it revoked, has it expired, and is it of kind `admin`?"
+            " `vllm-gateway keys list -c FILE` tells"
+        )
     return VerbError(f"{server} does not accept this token", hint, Exit.NOT_ALLOWED)
 
 

@@ -860,6 +860,15 @@ def test_a_token_that_is_wrong_is_told_as_such(run, monkeypatch):
     assert "hint: compare it with `admin.token`" in err
 
 
+def test_an_admin_key_that_is_not_accepted_is_to_be_looked_for_among_the_keys(run):
+    key = "gw_7k2m9qxd_" + 43 * "a" + "_b1c2d3"
+    with admin(b"{}", 401) as (url, _):
+        code, _, err = run("status", "--server", url, "--token", key)
+    assert code == 5
+    assert "hint: it is an API key: was it revoked, has it expired" in err
+    assert "admin.token" not in err
+
+
 @pytest.mark.parametrize("token", ["s3cret\n", " s3cret\r\n", "s3crét"])
 def test_a_token_is_sent_without_the_line_end_of_its_file(run, token):
     with admin() as (url, seen):
