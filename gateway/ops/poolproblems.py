@@ -28,6 +28,7 @@ _NAMED: Final = 3  # backends of a pool that a sentence names; the rest are coun
 _SOME_ERRORS: Final = 3
 _ERROR_SHARE: Final = 0.02
 _SHED_S: Final = 60.0
+_AS_ORDERED: Final = frozenset({"ready", "cordoned", "draining"})  # nothing is wrong with these
 _KV: Final = (Exclusion.KV_FULL.value, Exclusion.NO_KV_ROOM.value)
 
 Failed = Mapping[str, Mapping[str, str]]  # why adapters could not be loaded, by backend and adapter
@@ -171,7 +172,8 @@ def _some_fail(pool: PoolOverview, lately: Lately) -> Iterator[Problem]:
     """Yield that a part of the requests fails, or was refused within the last minute."""
     name, tally = pool["name"], lately.pool(pool["name"], _SHED_S)
     if tally.errors >= _SOME_ERRORS and tally.errors > _ERROR_SHARE * tally.judged:
-        blamed = ", ".join(f"{each['id']}" for each in pool["backends"] if each["state"] != "ready")
+        ailing = (each["id"] for each in pool["backends"] if each["state"] not in _AS_ORDERED)
+        blamed = ", ".join(ailing)
         yield Problem(
             kind="errors",
             severity="degraded",

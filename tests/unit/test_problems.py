@@ -27,6 +27,7 @@ from gateway.ops.poolproblems import pool_problems
 from gateway.ops.problems import Known, Problem
 from gateway.ops.recent import Lately
 from gateway.ops.reloads import Reload
+from gateway.pools.health import Order
 from tests.unit.test_overview import BASE, ONE, TWO, Fleet
 
 MIB = 1024 * 1024
@@ -272,6 +273,16 @@ def test_some_failures_and_refusals_are_told_with_their_numbers(fleet):
     assert "10 of 100 requests to pool m failed" in found(fleet, "errors")["sentence"]
     assert "7 requests to pool m were refused" in found(fleet, "shed")["sentence"]
     assert found(fleet, "shed")["cause"] == "By reason, in 5 min: 7 queue full."
+
+
+def test_what_an_operator_took_out_is_not_named_where_requests_fail(fleet):
+    fleet.table.order("m/b2", Order.DRAIN)
+    ends(fleet, 90)
+    ends(fleet, 10, Outcome.STREAM_BROKEN, 200)
+    assert found(fleet, "errors")["cause"] == ""
+    fleet.table.order("m/b2", Order.RESUME)
+    fleet.down("m/b2")
+    assert found(fleet, "errors")["cause"] == "Not ready: m/b2."
 
 
 def test_the_last_five_minutes_are_told_of_pools_and_models(fleet):
