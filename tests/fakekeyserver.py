@@ -69,9 +69,10 @@ class FakeKeyServer:
         head = [what, now, self.history[0] if self.history else "", self.pepper, upto]
         return [*head, *(self.records[each] for _, each in since if each in self.records)]
 
-    def _note_use(self, *args):
+    def _note_use(self, latest, *args):
         for key_id, at in zip(args[::2], args[1::2], strict=True):
-            self.used[key_id] = str(max(at, int(self.used.get(key_id, 0))))
+            before = int(self.used.get(key_id, 0))
+            self.used[key_id] = str(at if before > latest else max(at, before))
         return 1
 
     def _uses(self, at):

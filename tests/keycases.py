@@ -254,6 +254,14 @@ class KeyCases:
         versions = {each.id: each.version for each in desk.list()}
         assert desk.get(made[0]).version == versions[made[0]]
 
+    def test_a_use_that_a_wrong_clock_noted_does_not_stay_once_the_clock_is_right(self, desk):
+        made = desk.create({"name": "a"}).id
+        desk.at = NOW + 366 * 86400
+        desk.note_use({made: desk.at})
+        desk.at = NOW
+        desk.note_use({made: NOW + 5})
+        assert desk.last_use(made) == NOW + 5
+
     def test_uses_that_are_noted_at_once_are_all_noted(self, desk):
         ids = [desk.create({"name": f"n{number}"}).id for number in range(12)]
 

@@ -16,7 +16,7 @@ from gateway.access.changes import check_version, created, revoked, rotated, upd
 from gateway.access.effective import Tiers
 from gateway.access.keyerrors import NoSuchKey
 from gateway.access.keyfile import edit, locked, put_in_place, read_pepper, read_records
-from gateway.access.keystore import CreatedKey
+from gateway.access.keystore import CLOCKS_DIFFER_S, CreatedKey
 from gateway.access.records import KeyRecord, as_node, timestamp
 from gateway.core.errors import ConfigError
 
@@ -85,7 +85,9 @@ class FileKeys:
             with locked(self.path):  # each worker notes its own
                 latest = dict(_uses(self._used))
                 for key_id, used_s in at.items():
-                    latest[key_id] = max(used_s, latest.get(key_id, 0.0))
+                    before = latest.get(key_id, 0.0)
+                    wrong = before > self.wall() + CLOCKS_DIFFER_S
+                    latest[key_id] = used_s if wrong else max(used_s, before)
                 told = {key_id: timestamp(used_s) for key_id, used_s in latest.items()}
                 put_in_place(self._used, json.dumps(told, indent=1).encode() + b"\n")
 

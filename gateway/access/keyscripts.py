@@ -89,11 +89,12 @@ return reply
 # KEYS: records, or used. ARGV: id. Returns what that has of it, or nothing.
 GET: Final = Script("return redis.call('HGET', KEYS[1], ARGV[1])")
 
-# KEYS: used. ARGV: id, when in ms, id, ... The latest time stays.
+# KEYS: used. ARGV: the latest time in ms that a right clock may have noted, then id, when, id, ... The latest of them
+# stays.
 NOTE_USE: Final = Script("""
-for place = 1, #ARGV, 2 do
-  local kept = redis.call('HGET', KEYS[1], ARGV[place])
-  if not kept or tonumber(kept) < tonumber(ARGV[place + 1]) then
+for place = 2, #ARGV, 2 do
+  local kept = tonumber(redis.call('HGET', KEYS[1], ARGV[place]) or 0)
+  if kept < tonumber(ARGV[place + 1]) or kept > tonumber(ARGV[1]) then
     redis.call('HSET', KEYS[1], ARGV[place], ARGV[place + 1])
   end
 end

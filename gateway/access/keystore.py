@@ -15,9 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from gateway.access.records import KeyRecord
+
+# How far the clocks of two gateways may differ. A last use that lies further ahead was noted by a wrong clock.
+CLOCKS_DIFFER_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ class KeyStore(Protocol):
         """
 
     async def note_use(self, at: Mapping[str, float]) -> None:
-        """Note when keys (by id) were last used, wall time; the latest time stays."""
+        """Note when keys (by id) were last used, wall time; the latest time stays, unless it is still to come."""
 
     async def last_use(self, key_id: str) -> float | None:
         """Return when a key was last used; None: nothing was noted."""

@@ -24,7 +24,7 @@ from gateway.access.keyerrors import (
     VersionConflict,
     WrongPepper,
 )
-from gateway.access.keystore import CreatedKey
+from gateway.access.keystore import CLOCKS_DIFFER_S, CreatedKey
 from gateway.access.records import KeyRecord, as_node, read_record
 from gateway.store.scripts import Scripted, fields_of
 from gateway.store.shared import StoreUnavailable
@@ -155,9 +155,10 @@ class RedisKeys:
 
     async def note_use(self, at: Mapping[str, float]) -> None:
         """See `KeyStore`."""
-        args = [word for key_id, s in at.items() for word in (key_id, round(s * 1000))]
-        if args:
-            await self.link.ask(scripts.NOTE_USE, [scripts.USED], args, WITHIN_S)
+        latest_ms = round((self.wall() + CLOCKS_DIFFER_S) * 1000)
+        used = [word for key_id, s in at.items() for word in (key_id, round(s * 1000))]
+        if used:
+            await self.link.ask(scripts.NOTE_USE, [scripts.USED], [latest_ms, *used], WITHIN_S)
 
     async def last_use(self, key_id: str) -> float | None:
         """See `KeyStore`."""
