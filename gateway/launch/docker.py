@@ -22,6 +22,7 @@ from urllib.parse import quote, urlencode
 import httpx2
 
 from gateway.core.aio import InTime
+from gateway.launch import proc
 from gateway.launch.containers import (
     Output,
     has_started,
@@ -74,6 +75,8 @@ class DockerLauncher:
         """Return what Docker says of the container; one that a person stopped is absent."""
         found = await self._inspect()
         seen = seen_container(found)
+        if seen.began_at is not None:  # before its machine did: the clock was wrong then
+            seen = replace(seen, began_at=max(seen.began_at, proc.booted_at()))
         if seen.state is Runs.ENDED and await self._was_stopped(found):
             return replace(seen, state=Runs.ABSENT, detail="it was stopped (`docker stop`)")
         return seen

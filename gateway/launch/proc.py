@@ -86,8 +86,12 @@ def runs(pid: int, started: int) -> bool:
 
 def began_at(started: int) -> float:
     """Return when a process began, in seconds since the epoch."""
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - started / _TICKS
-    return time.time() - age_s
+    return booted_at() + started / _TICKS
+
+
+def booted_at() -> float:
+    """Return when this machine was started, in seconds since the epoch, by the clock as it is now."""
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def parse_stat(text: str) -> Process:

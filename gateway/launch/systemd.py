@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -149,8 +150,17 @@ def _seen(shown: Mapping[str, Any]) -> Seen:
         detail=_oddity(shown, code),
         oom_killed=True if shown.get("Result") == "oom-kill" else None,
         own_restarts=int(shown.get("NRestarts", 0)),
-        began_at=int(shown.get("ExecMainStartTimestamp", 0)) / 1e6 or None,
+        began_at=_began_at(shown),
     )
+
+
+def _began_at(shown: Mapping[str, Any]) -> float | None:
+    """Return when its process began, in seconds since the epoch, by the clock as it is now; None: it never did.
+
+    The clock may have been wrong then, as it often is while a machine starts.
+    """
+    began_us = int(shown.get("ExecMainStartTimestampMonotonic", 0))
+    return time.time() - time.monotonic() + began_us / 1e6 if began_us else None
 
 
 def _state(shown: Mapping[str, Any]) -> Runs:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+from datetime import UTC, datetime
 
 import pytest
 import uvloop
@@ -10,6 +11,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from gateway.launch import proc
 from gateway.launch.docker import DockerLauncher
 from gateway.launch.launcher import Changes, LaunchError, Obstacle, Runs, Seen, Superseded
 from tests.stories.fakes import DockerEngine, serving, stop_events
@@ -36,7 +38,8 @@ def test_a_container_is_seen_restarted_once_and_stopped(tmp_path):
         async with docker(tmp_path, engine) as launcher:
             first = await launcher.look()
             assert first == Seen(f"{made.id[:16]}@2026-01-01T00:00:01.123456789Z", Runs.RUNNING)
-            assert first.began_at == pytest.approx(1767225601.1, abs=0.1)
+            began_at = max(1767225601.1, proc.booted_at())
+            assert first.began_at == pytest.approx(began_at, abs=1.0)
             second = await launcher.restart(first.incarnation, grace_s=GRACE_S, changes=PLAIN)
             assert second == f"{made.id[:16]}@2026-01-01T00:00:02.123456789Z"
             with pytest.raises(Superseded):
@@ -50,6 +53,21 @@ def test_a_container_is_seen_restarted_once_and_stopped(tmp_path):
             )
             await launcher.stop(second, grace_s=GRACE_S)  # 304
             assert await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN) != second
+
+    uvloop.run(story())
+
+
+@pytest.mark.parametrize(("told", "since_boot_s"), [("1970-01-01T00:00:09Z", 0.0), ("", 5.0)])
+def test_a_container_is_no_older_than_its_machine_whatever_the_clock_was_then(
+    tmp_path, told, since_boot_s
+):
+    async def story():
+        engine, booted_at = DockerEngine(), proc.booted_at()
+        started = datetime.fromtimestamp(booted_at + since_boot_s, UTC)
+        engine.make("vllm-1", state={"StartedAt": told or started.isoformat()})
+        async with docker(tmp_path, engine) as launcher:
+            began_at = (await launcher.look()).began_at
+        assert began_at == pytest.approx(booted_at + since_boot_s, abs=1.0)
 
     uvloop.run(story())
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import signal
 import tempfile
+import time
 
 import pytest
 import uvloop
@@ -168,12 +169,16 @@ def test_a_kill_for_lack_of_memory_and_its_own_restarts_are_told(tmp_path, monke
 def test_when_its_process_began_is_told(tmp_path, monkeypatch):
     async def story():
         async with machine(tmp_path, monkeypatch) as (systemd, launcher):
-            systemd.unit(UNIT, ExecMainStartTimestamp=0)
+            systemd.unit(UNIT, ExecMainStartTimestampMonotonic=0)
             assert (await launcher.look()).began_at is None
-            systemd.unit(UNIT, ExecMainStartTimestamp=1_767_225_600_000_000)
+            began_us = round((time.monotonic() - 3.0) * 1e6)
+            told = {"ExecMainStartTimestampMonotonic": began_us}
+            told["ExecMainStartTimestamp"] = 1_000_000  # the machine's clock stood at 1970 then
+            systemd.unit(UNIT, **told)
             async with asyncio.timeout(5):
-                while (await launcher.look()).began_at != 1767225600.0:
+                while (began_at := (await launcher.look()).began_at) is None:
                     await asyncio.sleep(0.01)
+            assert began_at == pytest.approx(time.time() - 3.0, abs=2.0)
 
     uvloop.run(story())
 
