@@ -4,8 +4,8 @@
     <state>/usage/0/id                            names the ledger, also to Redis
     <state>/usage/0/lock                          held by the process that writes
 
-Each process has a ledger of its own: the first folder that no other process holds. The newest files
-that fit the bound are kept. Every method does I/O and blocks: call it from a thread.
+Each process has a ledger of its own: the first folder that no other process holds, and that has no file of another
+user. The newest files that fit the bound are kept. Every method does I/O and blocks: call it from a thread.
 """
 
 from __future__ import annotations
@@ -172,18 +172,32 @@ class UsageJournal:
 
 
 def _first_free(folder: Path) -> tuple[Path, int]:
+    others: OSError | None = None
     for place in range(_MOST_LEDGERS):
-        with contextlib.suppress(BlockingIOError):
+        try:
             return _taken(folder, place)
-    raise OSError(f"all {_MOST_LEDGERS} ledgers are in use")
+        except BlockingIOError:
+            pass
+        except (PermissionError, IsADirectoryError) as error:
+            others = others or error
+    raise others or OSError(f"all {_MOST_LEDGERS} ledgers are in use")
 
 
 def _taken(folder: Path, place: int) -> tuple[Path, int]:
+    """Take a ledger of which this process may write each file.
+
+    Raises:
+        BlockingIOError: it is taken.
+        PermissionError: it, or a file of it, is another user's.
+    """
     mine = folder / str(place)
     mine.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(mine / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for each in (mine / "id", *_files(mine, _NAMES)):
+            with contextlib.suppress(FileNotFoundError):
+                os.close(os.open(each, os.O_RDWR | os.O_CLOEXEC))
     except OSError:
         os.close(lock)
         raise

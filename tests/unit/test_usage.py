@@ -243,6 +243,25 @@ def test_each_process_has_a_ledger_of_its_own(tmp_path):
     two.close()
 
 
+def test_a_ledger_with_a_file_that_this_user_may_not_write_is_left_and_another_is_written(tmp_path):
+    """A gateway that ran as root for once left it there."""
+    before = UsageJournal(tmp_path, 10**6)
+    before.append([entry(1, "a")])
+    before.close()
+    foreign = tmp_path / "0/ledger-000000000002.jsonl"
+    foreign.mkdir()  # no user may write that, root neither
+    mine = UsageJournal(tmp_path, 10**6)
+    mine.append([entry(1, "b")])
+    assert mine.id != before.id
+    assert [each.parent.name for each in tmp_path.glob("*/ledger-*1.jsonl")].count("1") == 1
+    assert mine.left_behind() == []
+    mine.close()
+    foreign.rmdir()
+    again = UsageJournal(tmp_path, 10**6)
+    assert (again.id, again.last) == (before.id, 1)
+    again.close()
+
+
 def test_a_ledger_that_is_deleted_under_way_is_made_again_and_goes_on(tmp_path):
     folder = tmp_path / "state" / "usage"
     ledger = UsageJournal(folder, 1000)
