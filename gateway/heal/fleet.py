@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,7 +51,8 @@ class Fleet:
             known = before.get(backend.id)
             if known is not None and self._keep(known, backend, config):
                 kept[backend.id] = before.pop(backend.id)
-        gone = [self._let_go(unit, config) for unit in before.values()]
+        for former in before.values():
+            self._let_go(former, config)
         for backend in self.shared.table:
             if (unit := kept.get(backend.id)) is None:
                 unit = self._new(backend, config, before.get(backend.id))
@@ -59,8 +60,7 @@ class Fleet:
                 unit.after = self._in_the_way_of(backend, unit.pool, unit.config)
             if unit is not None:
                 self.units[backend.id] = unit
-        for each in gone:
-            self._show(each)
+        self._show_leaving(before)
 
     def take_charge(self, state: Path) -> None:
         """Supervise from now on. Tell of launched servers that nobody stops, by the state folder."""
@@ -129,7 +129,7 @@ class Fleet:
             unit.observed.watch.patience = pool.supervision.patience
         return True
 
-    def _let_go(self, unit: Unit, config: Config) -> Departure:
+    def _let_go(self, unit: Unit, config: Config) -> None:
         """Stop what is no longer configured so, once its requests have ended.
 
         Where the same server stays configured under its name, it runs on.
@@ -142,24 +142,34 @@ class Fleet:
         departure = Departure(unit, self.shared, stops=stops, earlier=self.leaving.values())
         self.leaving[departure.task] = departure
         departure.task.add_done_callback(self._gone)
-        return departure
 
-    def _show(self, departure: Departure) -> None:
-        """Keep new requests from a server that is to be stopped, where its address is still configured.
+    def _show_leaving(self, gone: Iterable[str]) -> None:
+        """Keep new requests from servers that are to be stopped, where their addresses are still configured.
 
-        Where nobody supervises that address any more, probes decide.
+        Elsewhere probes decide about backends that were supervised until now (`gone`) and are not any more. What is
+        launched at such an address from now on waits for its server's end, and says so.
         """
-        table, unit = self.shared.table, departure.unit
-        if departure.stops and table.get(unit.id) is unit.backend:
-            table.tend(unit.id, LEAVES)
-        elif unit.id not in self.units:
-            table.tend(unit.id, None)
+        table, units = self.shared.table, self.units
+        for backend_id in gone:
+            if backend_id not in units:
+                table.tend(backend_id, None)
+        for departure in self.leaving.values():
+            for backend in self._at_address_of(departure):
+                unit = units.get(backend.id)
+                if unit is None or unit.config.launch is None:
+                    table.tend(backend.id, LEAVES)
 
     def _gone(self, task: asyncio.Task[None]) -> None:
         """Forget a departure; from now on probes decide about an address that nobody supervises."""
         departure = self.leaving.pop(task)
-        if departure.stops and departure.unit.id not in self.units:
-            self.shared.table.tend(departure.unit.id, None)
+        for backend in self._at_address_of(departure):
+            if backend.id not in self.units:
+                self.shared.table.tend(backend.id, None)
+
+    def _at_address_of(self, departure: Departure) -> list[Backend]:
+        """Return the backends at the address of a server that is to be stopped; none if it runs on."""
+        url = departure.unit.config.url
+        return [each for each in self.shared.table if departure.stops and each.url == url]
 
     def going(self) -> list[Backend]:
         """Return the backends whose servers are about to be stopped: they are restarted, or leave the configuration."""

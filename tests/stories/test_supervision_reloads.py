@@ -346,6 +346,45 @@ async def test_a_server_that_others_start_from_now_on_gets_no_request_that_its_s
             await world.serves("m/b1")
 
 
+KEY = {"api_key": "sk-another-key-123456"}
+
+
+@pytest.mark.parametrize(
+    ("reloads", "name"),
+    [
+        ([KEY], "b1"),
+        ([{}, KEY], "b1"),
+        ([{"name": "c1"}], "c1"),
+        ([{}, {"name": "c1"}], "c1"),
+        ([KEY | {"launch": ["vllm", "serve", "m", "--other"]}, KEY], "b1"),
+    ],
+)
+@story
+async def test_a_server_that_is_to_be_stopped_gets_no_request_whatever_its_address_is_called(
+    reloads, name
+):
+    async with machine() as on:
+        async with fleet(on, *on_two_gpus(on)) as world:
+            slot = world.slot()
+            async with streams(world):
+                for more in reloads:
+                    if "launch" in more:
+                        command = {"command": more["launch"]}
+                        backends(world)[0] = {**launched(slot, **command), **KEY}
+                    else:
+                        address = {"url": f"http://127.0.0.1:{slot.port}"}
+                        backends(world)[0] = {"name": "b1", **address, **more}
+                    await world.reload()
+                await world.until(lambda: world.backend(f"m/{name}").models)
+                await world.turns()
+                assert world.phase(f"m/{name}") is Phase.DRAINING
+                assert slot.running
+            await world.until(lambda: not slot.running)
+            await world.until(lambda: world.phase(f"m/{name}") is Phase.DOWN)
+            await slot.begin()
+            await world.until(lambda: world.phase(f"m/{name}") is Phase.READY)
+
+
 # --- it comes and goes ----------------------------------------------------------------------------
 
 
