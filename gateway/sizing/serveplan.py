@@ -6,6 +6,8 @@ Source: vLLM 0.32, engine/arg_utils.py (`get_batch_defaults`), config/cache.py, 
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -113,6 +115,8 @@ _SHORT: Final = {
     "pp": "pipeline-parallel-size",
     "dp": "data-parallel-size",
 }
+# Methods of speculative decoding without a draft model, or heads that draft: config/speculative.py.
+_WITHOUT_MODEL: Final = frozenset({"ngram", "[ngram]", "ngram_gpu", "suffix"})
 _NO_PREFIXES: Final = ("no-enable-prefix-caching", "disable-prefix-caching")  # the last: 0.33
 _CPU_VARIABLES: Final = "VLLM_CPU_"  # envs.py: all of them are read by the CPU backend alone
 # vllm/platforms/cpu.py: it wins over --kv-cache-memory-bytes.
@@ -142,6 +146,8 @@ def plan_of_args(
         raise PlanError(
             "cpu-offload-gb: how much of the weights stays on the GPU is not known here"
         )
+    if _has_drafter(flags):
+        raise PlanError("speculative-config: how much its draft model takes is not known here")
     pp = _whole(flags, "pipeline-parallel-size") or 1
     dp = _whole(flags, "data-parallel-size") or 1
     tp = _whole(flags, "tensor-parallel-size")
@@ -227,6 +233,21 @@ def _dtype(flags: Mapping[str, JsonValue], name: str) -> Dtype | None:
 def _quantization(flags: Mapping[str, JsonValue]) -> str | None:
     value = flags.get("quantization")
     return None if value is None or str(value).lower() == "none" else str(value)
+
+
+def _has_drafter(flags: Mapping[str, JsonValue]) -> bool:
+    """Whether it drafts with weights and a KV cache of their own."""
+    config = flags.get("speculative-config")
+    if isinstance(config, str):
+        with contextlib.suppress(ValueError):
+            config = json.loads(config)
+    told = config if isinstance(config, dict) else {}
+    method, model = (
+        flags.get(f"spec-{name}") or flags.get(f"speculative-config.{name}") or told.get(name)
+        for name in ("method", "model")
+    )
+    drafts_by = method or model
+    return bool(config or drafts_by) and str(drafts_by) not in _WITHOUT_MODEL
 
 
 def _kv_dtype(flags: Mapping[str, JsonValue]) -> KvDtype:

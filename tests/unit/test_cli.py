@@ -1549,6 +1549,7 @@ def test_fit_judges_a_server_on_a_cpu(run, tmp_path, env, args, code, said):
         ({}, "{kv-cache-dtype: nvfp4}", "nvfp4 is not supported"),  # vLLM 0.25 has it
         ({}, "{quantization: bitsandbytes}", "how small bitsandbytes makes its weights"),
         ({}, "{cpu-offload-gb: 4}", "cpu-offload-gb: how much of the weights stays on"),
+        ({}, "{speculative-config: {model: d}}", "how much its draft model takes"),
     ],
 )
 def test_what_the_fit_check_does_not_know_is_no_error_of_the_file(run, tmp_path, config, args, why):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -458,6 +459,25 @@ def test_flags_are_read_as_vllm_reads_them():
 )
 def test_prefix_caching_is_switched_off_in_either_form(words, caches):
     assert plan_of_args(in_force(["vllm", "serve", "m", *words])).prefix_caching is caches
+
+
+@pytest.mark.parametrize(
+    ("words", "known"),
+    [
+        (("-sc", '{"method": "eagle3", "model": "d", "num_speculative_tokens": 3}'), False),
+        (("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}'), False),
+        (("--speculative-config.model", "d"), False),
+        (("--spec-model", "d", "--spec-tokens", "3"), False),
+        (("--speculative-config", "torn"), False),
+        (("-sc", '{"method": "ngram", "prompt_lookup_max": 4}'), True),
+        (("--spec-method", "suffix"), True),
+        (("--speculative-config.method", "ngram_gpu"), True),
+    ],
+)
+def test_what_a_draft_model_takes_of_a_gpu_is_not_known(words, known):
+    flags = in_force(["vllm", "serve", "m", *words])
+    with contextlib.nullcontext() if known else pytest.raises(PlanError, match="its draft model"):
+        plan_of_args(flags)
 
 
 def test_gpus_are_taken_by_tensor_parallelism_unless_told():
