@@ -27,8 +27,9 @@ from gateway.core.bounds import LOG_BYTES, LONGEST_HOLD_S, MOST_LOG_BYTES
 
 _POLL_S: Final = 1.0
 _UPGRADE_S: Final = 150.0  # the gateway gives the new process 120 s
-# Until then others have heard of a drain, and told what they carry: each worker and gateway tells once a second.
-_HEARD_S: Final = 5.0
+# So long after a drain began, what others tell that they carry is all: each tells and hears once a second, and sends
+# no new request to the backend once it has heard.
+_HEARD_S: Final = 4.0
 _SERVES: Final = frozenset({"ready", "degraded"})
 
 Done = Callable[[dict[str, Any], dict[str, Any]], bool]  # of an overview, and of a backend in it
@@ -247,7 +248,12 @@ def _emptied(overview: dict[str, Any], now: dict[str, Any]) -> bool:
     """Whether a drained backend carries no request, and nobody can be about to send one."""
     if now["in_flight"] or now.get("in_flight_elsewhere"):  # an older gateway does not tell it
         return False
-    return overview.get("store") is None or now["phase_age_s"] >= _HEARD_S
+    store = overview.get("store")
+    if store is None:
+        return True
+    others = (each for each in store.get("replicas", []) if not each.get("here"))
+    silent_s = max((each.get("heard_s", 0.0) for each in others), default=0.0)
+    return bool(now["phase_age_s"] - silent_s >= _HEARD_S)
 
 
 def _restarted(now: dict[str, Any]) -> bool:

@@ -754,6 +754,25 @@ def test_a_drain_has_ended_once_others_told_what_they_carry(run, store, looks):
     assert len(seen) == 1 + looks
 
 
+def test_a_drain_has_not_ended_while_another_is_silent_since_before_it_heard(run):
+    """It stands still, or Redis is away: it may carry requests there, and go on to send some."""
+    silent = iter([(6.5, 5.0), (7.5, 0.5)])  # with the age of the drain
+
+    def told(path):
+        if path.endswith(":drain"):
+            return {"sentence": "m/b1 takes no new work; 0 requests in flight."}
+        age_s, heard_s = next(silent)
+        backend = {"id": "m/b1", "phase": "draining", "detail": "takes no new requests"}
+        backend |= {"in_flight": 0, "in_flight_elsewhere": 0, "phase_age_s": age_s}
+        replicas = [{"here": True, "heard_s": 90.0}, {"here": False, "heard_s": heard_s}]
+        store = {"trouble": "", "replicas": replicas}
+        return {"store": store, "pools": [{"backends": [backend]}]}
+
+    with admin(told) as (url, seen):
+        assert run("drain", "m/b1", "--wait", "--server", url)[0] == 0
+    assert len(seen) == 1 + 2
+
+
 def test_a_log_without_a_line_is_said_to_be_empty(run):
     with admin(b"") as (url, _):
         assert run("logs", "m/b1", "--server", url) == (0, "", EMPTY_LOG)
