@@ -389,12 +389,10 @@ class Downstream:
             self.cancel()
 
     def stop(self, error: GatewayError) -> None:
-        """End the request early for a reason of the gateway's own; the client gets `error`."""
-        if self.stopped_by is None:
+        """End the request early for a reason of the gateway's own; the client gets `error`, if it has no answer yet."""
+        if self.stopped_by is None and not self.response_complete:
             self.stopped_by = error
-            if self.relay is not None:
-                self.relay.end_early(error)
-            else:
+            if self.relay is None or not self.relay.end_early(error):
                 self.cancel()
 
     def cancel(self) -> None:

@@ -264,10 +264,13 @@ class Relay:
         elif not self._client.writing_paused:
             self.resume()
 
-    def end_early(self, error: GatewayError) -> None:
-        """End the stream now for a reason of the gateway's own, which the client is told."""
+    def end_early(self, error: GatewayError) -> bool:
+        """End the stream now for a reason of the gateway's own, which the client is told; False: it ended before."""
+        if self._done.done():
+            return False
         self.watch.ends_here()
         self._break(error)
+        return True
 
     # --- inside -----------------------------------------------------------------------------------
 

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import math
 
 import pytest
 
-from gateway.core.errors import ConnectFailed
+from gateway.core.errors import ConnectFailed, StreamBroke
 from gateway.core.types import Phase
+from gateway.ingress.drain import end_late
 from gateway.pools.table import Backend
 from gateway.sim.server import SimConfig
 from gateway.upstream.client import BackendConnections
@@ -62,6 +64,40 @@ def test_the_whole_request_is_bounded_and_that_is_not_held_against_its_backend(s
             backend = world.process.table.backends("m")[0]
             assert (backend.phase, backend.health.traffic_failures) == (Phase.READY, 0)
             assert 'outcome="time_limit"' in await world.metrics()
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("backends", "begun", "told"),
+    [
+        (2, True, ("time_limit", "request_timeout")),  # another one could go on with it
+        (2, False, ("time_limit", "request_timeout")),
+        (1, True, ("stream_broken", "backend_error")),  # its client was told by then
+        (1, False, ("time_limit", "request_timeout")),
+    ],
+)
+def test_a_stream_that_breaks_in_the_turn_in_which_its_time_is_over_is_told_one_thing(
+    backends, begun, told
+):
+    @story
+    async def check():
+        slow = SimConfig(model="m", decode_step_s=0.02 if begun else 30.0)
+        async with gateway(*[slow] * backends, access=True) as world, asyncio.TaskGroup() as group:
+            asked = group.create_task(world.chat(max_tokens=500, stream=True))
+            live = world.process.ingress.live
+            await world.until(lambda: any(each.relay for each in live))
+            (down,) = live
+            await world.until(lambda: down.answering is begun)
+            down.relay.on_lost(StreamBroke("the connection was reset"))
+            end_late(live, math.inf, 600.0)
+            reply = await asked
+            said = frames(reply.text)[-2] if begun else reply.text
+            assert json.loads(said)["error"]["code"] == told[1]
+            await world.settled()
+            (line,) = world.access_lines()
+            assert (line["outcome"], line["code"]) == told
+            assert line["attempts"] == 1
 
     check()
 
