@@ -102,6 +102,11 @@ class PoolAdapters:
         """The slowest recent load; None before the first."""
         return max(self.loads_s, default=None)
 
+    def begin(self) -> None:
+        """Forget what was to be done when all was cancelled, before it took its first step: it clears up nothing."""
+        for marks in (self.changes, self.known.changing, self._seeing):
+            marks.clear()
+
     def want(self, name: str) -> None:
         """Plan at once for a request whose adapter no serving backend has."""
         if self._awaited(name, self._clock.now()):
@@ -185,8 +190,7 @@ class PoolAdapters:
         """Apply the leading gateway's placement here, and fetch a backend's model list again where it differs."""
         paths = self.known.paths(self._table.backends(self._pool)).keys()
         for each in self._serving():
-            seen = placed.get(each.id)
-            if seen is None:
+            if (seen := placed.get(each.id)) is None:
                 continue
             lacking = dict.fromkeys(paths & {*each.adapters} - seen.held, Exclusion.MODEL_MISSING)
             lacking |= dict.fromkeys(seen.held - each.models.keys(), Exclusion.ADAPTER_LOADING)
@@ -268,9 +272,8 @@ class PoolAdapters:
         except AdapterError as error:
             self._failed(backend, name, error)
             return False
-        log.info(
-            "unloaded", extra={"event": "adapter_unloaded", "backend": backend.id, "adapter": name}
-        )
+        extra = {"event": "adapter_unloaded", "backend": backend.id, "adapter": name}
+        log.info("unloaded", extra=extra)
         self.done[Done.UNLOADED if move.load is None else Done.EVICTED] += 1
         self.known.failures.pop((backend.id, name), None)
         self.known.gone[backend.id, name] = self._clock.now() + _GONE_S
@@ -320,10 +323,8 @@ class PoolAdapters:
         self.known.caught_up_at[backend.id] = now + _CATCHES_UP * lost_s
         self.known.fresh_until[name] = now + max(_FRESH_S, _RESTS * seconds)
         detail = f"the adapter {name} is loaded"
-        log.info(
-            detail,
-            extra={"event": "adapter_loaded", "backend": backend.id, "seconds": round(seconds, 3)},
-        )
+        extra = {"event": "adapter_loaded", "backend": backend.id, "seconds": round(seconds, 3)}
+        log.info(detail, extra=extra)
         if move.unload is None:  # a swap by demand is no event
             self._tools.events.note(self._clock, EventKind.ADAPTER, backend.id, name, detail)
 

@@ -123,6 +123,8 @@ class Adapters:
 
     async def run(self) -> None:
         """Look after all pools until cancelled. Cancel: backends may still finish a change that is under way."""
+        for each in self.pools.values():
+            each.begin()
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
@@ -138,9 +140,8 @@ class Adapters:
         under_way = self._measuring is not None and not self._measuring.done()
         if self._changed and not under_way and self._group is not None:
             self._changed, name = False, "sizes of adapters"
-            self._measuring = self._group.create_task(
-                guarded(self._measure(), name=name), name=name
-            )
+            measuring = guarded(self._measure(), name=name)
+            self._measuring = self._group.create_task(measuring, name=name)
             await asyncio.wait({self._measuring}, timeout=_MEASURED_S)
         for name, keeper in self.pools.items():
             keeper.turn(self._awaited(name))
@@ -164,7 +165,8 @@ class Adapters:
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
         assert self._group is not None
-        self._group.create_task(guarded(work, name=name), name=name)
+        task = self._group.create_task(guarded(work, name=name), name=name)
+        task.add_done_callback(lambda _: work.close())  # one that was cancelled may not have begun
 
     def _heard(self, event: Event) -> None:
         """Note the adapters that supervision loaded on a restarted server, and the servers that ended."""
@@ -226,11 +228,9 @@ class Adapters:
             keeper.look()
         why = f" {order.why}" if order is not None and order.why else ""
         self._events.note(self._clock, EventKind.OPERATOR, backend_id, "adapter", effect + why)
-        return (
-            effect
-            if self.memory.saved
-            else f"{effect} This is not saved, and ends with this gateway: see its log."
-        )
+        if self.memory.saved:
+            return effect
+        return f"{effect} This is not saved, and ends with this gateway: see its log."
 
     def _effect(self, backend: Backend, name: str, order: Order | None) -> str:
         """Return the effect of an order, for people."""

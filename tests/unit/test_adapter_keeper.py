@@ -297,6 +297,35 @@ def test_what_is_asked_for_in_a_pause_is_loaded_after_it(tmp_path):
     is_paused(tmp_path)
 
 
+@held
+async def is_paused_as_it_begins(folder):
+    """Pause all changes in the turn in which one is planned: it is cancelled before its first step."""
+    site, awaited = Site(folder), set()
+    adapters = Adapters(
+        *(site.table, site.loop, Events(), Memory(folder), lambda pool: awaited),
+        connect=lambda backend: Server(site.names),
+    )
+    adapters.apply(site.settings)
+    running = site.loop.create_task(adapters.run())
+    await passes(8 * LOAD_S)
+    assert [*site.names] == ["a"]
+    running.cancel()
+    awaited.add("b")
+    adapters.want(Route("b", "m", "b", adapter="b"))
+    assert adapters.pools["m"].changes
+    await asyncio.wait([running])
+    running = site.loop.create_task(adapters.run())
+    await passes(4 * LOAD_S)
+    assert [*site.names] == ["b"]
+    assert not adapters.pools["m"].changes
+    running.cancel()
+    await asyncio.wait([running])
+
+
+def test_a_change_that_a_pause_cancels_before_it_begins_is_made_after_it(tmp_path):
+    is_paused_as_it_begins(tmp_path)
+
+
 class Store(MemoryStore):
     lost = False
 
