@@ -209,7 +209,12 @@ class Parent:
             pass_fds=(place.public, place.admin),
             start_new_session=True,  # a terminal sends its signals to the parent alone
         )
-        return self._add(Worker(number, child.pid, self._clock.now(), child))
+        try:
+            return self._add(Worker(number, child.pid, self._clock.now(), child))
+        except OSError:  # nobody would hear of its end
+            child.kill()
+            child.wait()
+            raise
 
     def _add(self, worker: Worker) -> Worker:
         worker.watch()

@@ -2,9 +2,12 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import sys
+
+import pytest
 
 from gateway.core.aio import start
 from gateway.ingress.listener import Listen, Listeners, bind
@@ -110,6 +113,36 @@ def test_a_worker_that_cannot_be_started_now_is_tried_again_and_ends_no_other(tm
             assert parent._in_charge(1).pid == one
             (tmp_path / "away").rename(program)
             assert await until(lambda: (again := parent._in_charge(2)) and again.pid != two, 30)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await running
+
+    asyncio.run(check())
+
+
+def test_a_worker_whose_end_nobody_could_hear_of_is_ended_and_another_one_started(
+    monkeypatch,
+):
+    """Else it would serve beside the one that is started in its place."""
+    opens, watched = os.pidfd_open, []
+
+    def pidfd_open(pid):
+        watched.append(pid)
+        if len(watched) == 3:
+            raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+        return opens(pid)
+
+    monkeypatch.setattr(os, "pidfd_open", pidfd_open)
+
+    async def check():
+        with bind(Listen("127.0.0.1", 0)) as public, bind(Listen("127.0.0.1", 0)) as admin:
+            parent = Parent(Listeners(public, admin), 2, [sys.executable, "-c", CALM])
+            running = start(parent.run(), name="parent")
+            assert await until(lambda: all(map(parent._in_charge, (1, 2))), 30)
+            os.kill(parent._in_charge(2).pid, signal.SIGKILL)
+            assert await until(lambda: len(watched) > 3 and parent._in_charge(2), 30)
+            assert parent._in_charge(2).pid == watched[3]
+            with pytest.raises(ProcessLookupError):
+                os.kill(watched[2], 0)
             os.kill(os.getpid(), signal.SIGTERM)
             await running
 
