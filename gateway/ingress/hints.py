@@ -1,4 +1,4 @@
-"""What is wrong with a URL that is not served. Pure."""
+"""What is wrong with a URL that is not served, and in whose form that is to be told. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from gateway.core.printable import printable
+from gateway.core.types import Dialect
 from gateway.observe.redact import redact
 from gateway.wire.calls import ENDPOINTS
 
@@ -21,6 +22,7 @@ _SERVED: Final = frozenset(path.decode() for path in ENDPOINTS) | {
 }
 _READ: Final = ("/v1/models", "/v1/key")  # by GET
 _READ_CHARS: Final = 512  # of a path; no path that is served is near as long
+_ANTHROPICS: Final = re.compile("/v1/+messages(?:/|$)")  # whatever a base URL puts before it
 
 
 def hint(path: str) -> str:
@@ -36,6 +38,11 @@ def hint(path: str) -> str:
     if mended in _SERVED:
         return f"{'. '.join(wrong)}. Use {mended}."
     return _elsewhere(path) or _list()
+
+
+def dialect_of(path: str) -> Dialect:
+    """Return in whose form a client reads errors of a path that may not be served: Anthropic's, or OpenAI's."""
+    return Dialect.MESSAGES if _ANTHROPICS.search(path[:_READ_CHARS]) else Dialect.CHAT
 
 
 def _once(path: str) -> str:
@@ -70,9 +77,11 @@ _OLLAMA: Final = (
 )
 _HEALTH: Final = "To check the health of this gateway, use GET /livez or GET /readyz."
 
-# Source: the routes of vLLM 0.32; OpenAI's and Ollama's references. The longest beginning counts.
+# Source: the routes of vLLM 0.32; OpenAI's, Anthropic's and Ollama's references. The longest beginning counts.
 ELSEWHERE: Final[Mapping[str, str]] = {
     "/v1/responses": "This gateway does not store responses. Send the whole conversation with each request.",
+    "/v1/messages": "Of Anthropic's API this gateway serves POST /v1/messages and /v1/messages/count_tokens.",
+    "/v1/messages/batches": "Anthropic has this endpoint, vLLM does not. Send each request by itself to /v1/messages.",
     "/metrics": "Metrics are on the gateway's admin listener.",
     "/admin": "The admin API is on the gateway's admin listener.",
     **dict.fromkeys(("/ping", "/load", "/ready", "/version"), _HEALTH),

@@ -19,9 +19,10 @@ from gateway.core.errors import (
     RequestError,
     UnknownUrl,
 )
+from gateway.core.types import Dialect
 from gateway.ingress.cors import is_preflight
 from gateway.ingress.handler import Handler
-from gateway.ingress.hints import hint
+from gateway.ingress.hints import dialect_of, hint
 from gateway.ingress.server import Ingress
 from gateway.observe.redact import redact
 from gateway.wire.calls import ENDPOINTS
@@ -86,9 +87,11 @@ class Unserved:
             headers["allow"] = "POST" if _takes_post(request) else "GET, HEAD"
         elif isinstance(error, WebSocketRefused):
             headers |= {"upgrade": "HTTP/1.1", "connection": "upgrade"}  # RFC 9110, 15.5.22
-        request_id = request.state.request_id
-        self.handler.early.settle(error, request_id, (request.method, _path(request)), client)
-        body = error_body(error, request_id)
+        request_id, path = request.state.request_id, _path(request)
+        if (dialect := dialect_of(path)) is Dialect.MESSAGES:
+            headers["request-id"] = request_id  # Anthropic's SDKs read this one
+        self.handler.early.settle(error, request_id, (request.method, path), client)
+        body = error_body(error, request_id, dialect)
         return Response(body, status_code=error.status, headers=headers)
 
 

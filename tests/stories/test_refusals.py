@@ -128,6 +128,31 @@ def test_only_the_allow_list_exists(path, method, status, code):
 
 
 @pytest.mark.parametrize(
+    ("method", "path", "status", "kind"),
+    [
+        ("POST", "/v1/messages/batches", 404, "not_found_error"),
+        ("GET", "/v1/messages/batches/msgbatch_1", 404, "not_found_error"),
+        ("POST", "/v1/v1/messages", 404, "not_found_error"),
+        ("GET", "/v1/messages", 405, "invalid_request_error"),
+    ],
+)
+def test_what_is_not_served_of_anthropics_api_is_refused_in_its_form(method, path, status, kind):
+    @story
+    async def check():
+        async with gateway(FAST) as world:
+            reply = await world.http.request(method, path)
+            told = reply.json()
+            assert (reply.status_code, told["type"], told["error"]["type"]) == (
+                status,
+                "error",
+                kind,
+            )
+            assert reply.headers["request-id"] == told["request_id"]
+
+    check()
+
+
+@pytest.mark.parametrize(
     ("body", "param"),
     [
         (b"{not json", None),

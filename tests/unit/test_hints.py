@@ -2,7 +2,8 @@
 
 import pytest
 
-from gateway.ingress.hints import ELSEWHERE, hint
+from gateway.core.types import Dialect
+from gateway.ingress.hints import ELSEWHERE, dialect_of, hint
 from gateway.wire.calls import ENDPOINTS
 
 
@@ -62,6 +63,10 @@ def test_every_mistake_of_several_is_named():
         ("/metrics", "admin"),
         ("/admin/v1/overview", "The admin API is on the gateway's admin listener."),
         ("/ping", "/livez"),
+        ("/v1/messages/render", "vLLM has this endpoint"),
+        ("/v1/messages/batches", "Send each request by itself to /v1/messages."),
+        ("/v1/messages/batches/msgbatch_1/results", "Anthropic has this endpoint, vLLM does not"),
+        ("/v1/messages/msg_1", "serves POST /v1/messages and /v1/messages/count_tokens"),
         ("/v1/files", "OpenAI has this endpoint, vLLM does not"),
         ("/v1/images/generations", "OpenAI has this endpoint, vLLM does not"),
         ("/api/chat", "Ollama"),
@@ -72,9 +77,30 @@ def test_what_others_serve_is_named(path, words):
     assert words in hint(path)
 
 
+@pytest.mark.parametrize(
+    ("path", "dialect"),
+    [
+        ("/v1/messages/batches", Dialect.MESSAGES),
+        ("/v1/v1/messages/batches", Dialect.MESSAGES),
+        ("/v1/v1/messages", Dialect.MESSAGES),
+        ("/proxy//v1//messages/", Dialect.MESSAGES),
+        ("/v1/messages", Dialect.MESSAGES),
+        ("/v1/messages_of_others", Dialect.CHAT),
+        ("/v1/threads/thread_1/messages", Dialect.CHAT),
+        ("/v1/chat/completions", Dialect.CHAT),
+        ("/v1/models", Dialect.CHAT),
+        ("*", Dialect.CHAT),
+        ("/%ff%00", Dialect.CHAT),
+    ],
+)
+def test_errors_have_the_form_of_the_api_that_a_path_is_of(path, dialect):
+    assert dialect_of(path) is dialect
+
+
 def test_nothing_that_is_served_is_told_to_be_elsewhere():
     served = {each.decode() for each in ENDPOINTS}
-    assert served & ELSEWHERE.keys() == {"/v1/responses"}  # what is below it is not
+    told = served & ELSEWHERE.keys()  # what is below them is not served
+    assert told == {"/v1/messages", "/v1/responses"}
 
 
 @pytest.mark.parametrize(
