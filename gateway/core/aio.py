@@ -68,6 +68,23 @@ def after_reading(due: Callable[..., None], *args: Any) -> None:
     loop.call_later(READ_S, loop.call_soon, due, *args)
 
 
+def in_time(
+    loop: asyncio.AbstractEventLoop, seconds: float, due: Callable[..., None], *args: Any
+) -> asyncio.TimerHandle:
+    """Call `due` after these seconds, and as much later as `InTime` would wait; return what stops that, if in time.
+
+    It may come although it was stopped, so `due` looks whether anything is to be done.
+    """
+    return loop.call_later(seconds, _due, loop, loop.time() + seconds, seconds, due, args)
+
+
+def _due(
+    loop: asyncio.AbstractEventLoop, at: float, most_s: float, due: Callable[..., None], args: tuple[Any, ...]
+) -> None:  # fmt: skip
+    late_s = min(loop.time() - at, most_s)
+    loop.call_later(max(late_s, READ_S), loop.call_soon, due, *args)
+
+
 async def guarded(work: Coroutine[Any, Any, Result], *, name: str) -> Result | None:
     """Run work in a group of tasks: what it raises is logged, and does not end the others.
 

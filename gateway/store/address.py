@@ -29,8 +29,8 @@ _PORTS: Final = {"": 6379, "sentinel": 26379, "cluster": 6379}
 _SYNTAX: Final = "write it like redis://user:password@host:6379/0"
 
 
-def client_of(url: str, *, connect_s: float, reply_s: float) -> Client:
-    """Return a client of the Redis at a URL; nothing is opened yet.
+def client_of(url: str, *, connect_s: float, reply_s: float | None) -> Client:
+    """Return a client of the Redis at a URL; nothing is opened yet. `reply_s` of None: who asks gives up itself.
 
     Raises:
         ValueError: it is not such a URL.
@@ -41,7 +41,7 @@ def client_of(url: str, *, connect_s: float, reply_s: float) -> Client:
         raise ValueError("it has an option that redis-py does not know") from None
 
 
-def _client_of(url: str, connect_s: float, reply_s: float) -> Client:
+def _client_of(url: str, connect_s: float, reply_s: float | None) -> Client:
     scheme, _, form = url.partition("://")[0].lower().partition("+")
     options: dict[str, Any] = {
         "socket_connect_timeout": connect_s,

@@ -27,7 +27,7 @@ from typing import Any, Final
 from redis import exceptions as failures
 from redis.asyncio.sentinel import MasterNotFoundError
 
-from gateway.core.aio import Clock, after_reading, start
+from gateway.core.aio import Clock, InTime, in_time, start
 from gateway.store.address import Client
 from gateway.store.scripts import BUDGET_S, Late, Lost, Script
 from gateway.store.shared import StoreUnavailable
@@ -116,7 +116,7 @@ class Link:
         if (self._late and not patient) or not self._put(asked, patient=patient):
             raise StoreUnavailable(self.trouble or "too many calls wait for it")
         # A third of what `asyncio.timeout` takes: each request with limits waits here.
-        end = loop.call_later(within_s, after_reading, self._give_up, asked.reply, within_s)
+        end = in_time(loop, within_s, self._give_up, asked.reply, within_s)
         try:
             reply = await asked.reply
         except asyncio.CancelledError:
@@ -185,9 +185,9 @@ class Link:
     async def _exchange(self, batch: Sequence[_Asked]) -> None:
         """Send a batch, and give each its reply, late or not."""
         loop, self._under_way = asyncio.get_running_loop(), batch
-        late = loop.call_later(self.budget_s, after_reading, self._is_late, batch)
+        late = in_time(loop, self.budget_s, self._is_late, batch)
         try:
-            async with asyncio.timeout(self.listens_s):
+            async with InTime(self.listens_s):
                 await self._send(batch)
         finally:
             late.cancel()
@@ -198,7 +198,7 @@ class Link:
         if self._under_way is batch:
             self._late = True
             self._failed(_SLOW.format(self.budget_s * 1000))
-            asyncio.get_running_loop().call_later(_AGAIN_S, self._is_late, batch)
+            in_time(asyncio.get_running_loop(), _AGAIN_S, self._is_late, batch)
 
     def _take(self) -> list[_Asked]:
         """Take from what waits; whoever gave up meanwhile is left out, so that nothing is done for nobody."""

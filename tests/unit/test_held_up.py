@@ -5,6 +5,7 @@ import socket
 import time
 
 import msgspec
+import pytest
 
 from gateway.config.limits import LimitsConfig
 from gateway.core.aio import SystemClock
@@ -17,6 +18,7 @@ from gateway.launch.launcher import Changes
 from gateway.launch.run import run
 from gateway.store.address import client_of
 from gateway.store.link import Link
+from gateway.store.onredis import redis_store
 from gateway.store.scripts import HOLDS
 from gateway.wire.forms import FormReader
 from tests.unit.test_forms import FORM, field, file, form
@@ -63,6 +65,41 @@ def test_a_reply_of_redis_that_came_meanwhile_is_in_time(tmp_path):
             assert await asking == []
             assert link.trouble == ""
             await link.close()
+            await ended.wait()
+
+    story(told())
+
+
+@pytest.mark.parametrize("came", [True, False])  # by the time at which the gateway goes on
+def test_a_call_that_redis_answers_at_a_stop_of_the_gateway_is_not_late(tmp_path, came):
+    """However long that was: the library has no time-out of its own that would end the call."""
+
+    async def told():
+        loop, asked, ended = asyncio.get_running_loop(), asyncio.Future(), asyncio.Event()
+
+        async def redis(reader, writer):
+            while data := await reader.read(65536):
+                if b"EVAL" in data:
+                    asked.set_result(writer)
+                else:
+                    writer.write(b"+OK\r\n" * (data.count(b"SETINFO") + data.count(b"PING")))
+            writer.close()
+            ended.set()
+
+        path = tmp_path / "redis.sock"
+        async with await asyncio.start_unix_server(redis, path), asyncio.TaskGroup() as group:
+            store = redis_store(f"unix://{path}", SystemClock(), PATIENCE_S)
+            asking = group.create_task(store.link.ask(HOLDS, ["gw1:x"], [], PATIENCE_S))
+            writer = await asked
+            if came:
+                writer.write(b"*0\r\n")
+            loop.passed_s = HELD_UP_S
+            if not came:
+                await asyncio.sleep(0.1)  # the timers, and what follows them
+                writer.write(b"*0\r\n")
+            assert await asking == []
+            assert store.trouble == ""
+            await store.close()
             await ended.wait()
 
     story(told())
