@@ -67,7 +67,8 @@ class FakeKeyServer:
         since = sorted((at, each) for each, at in self.changed.items() if at > known)[:most]
         upto = since[-1][0] if len(since) == most else now
         head = [what, now, self.history[0] if self.history else "", self.pepper, upto]
-        return [*head, *(self.records[each] for _, each in since if each in self.records)]
+        found = ((each, self.records[each]) for _, each in since if each in self.records)
+        return [*head, *(word for pair in found for word in pair)]
 
     def _note_use(self, latest, *args):
         for key_id, at in zip(args[::2], args[1::2], strict=True):

@@ -241,7 +241,25 @@ class SharedKeyCases(KeyCases):
         self.plant(desk, bad.id, 'v ["of the future"]')
         part = desk.read()
         assert desk.ids(part) == [good.id]
-        assert part.unreadable == {"?"}
+        assert part.unreadable == {bad.id}
+
+    @pytest.mark.parametrize("text", ["garbled", "v {}", None])
+    def test_a_record_that_is_damaged_is_left_out_and_costs_no_more_than_one_read(
+        self, desk, tmp_path, monkeypatch, text
+    ):
+        monkeypatch.setattr(redisstore.scripts, "KEPT_STAMPS", 2)
+        bad, good = (desk.create({"name": name}) for name in "ab")
+        follower = SharedKeys(desk.store, tmp_path / "copy")
+        desk.runner.run(follower.look())
+        self.plant(desk, bad.id, text or redisstore.Entry.of(good.record).text)
+        for number in range(3):  # more than are kept: all is read, once
+            desk.update(good.id, {"priority": number})
+        desk.runner.run(follower.look())
+        assert [*follower.snapshot.entries] == [good.id]
+        assert follower.snapshot.left_out == {bad.id}
+        read = follower.snapshot
+        desk.runner.run(follower.look())
+        assert follower.snapshot is read
 
     def plant(self, desk, key_id, text):
         raise NotImplementedError

@@ -56,7 +56,7 @@ return {'kept'}
 # KEYS: records, changed, generation, history, pepper. ARGV: the generation that the reader knows, its
 # stamp (empty: it goes on with a read), how many records it takes.
 # Returns: what this is (same, since, all), generation and stamp now, what tells the pepper, the generation
-# up to which this goes, then version and record of each key.
+# up to which this goes, then the id of each key, and its version and record.
 READ: Final = Script("""
 local known, most = tonumber(ARGV[1]), tonumber(ARGV[3])
 local now = tonumber(redis.call('GET', KEYS[3]) or '0')
@@ -77,6 +77,7 @@ local found = redis.call(
 for place = 1, #found, 2 do
   local text = redis.call('HGET', KEYS[1], found[place])
   if text then
+    reply[#reply + 1] = found[place]
     reply[#reply + 1] = text
   end
 end

@@ -69,6 +69,16 @@ class Entry:
             raise ValueError("its record is no mapping")
         return cls(text, read_record(node))
 
+    def of_key(self, key_id: str) -> Entry:
+        """Return it.
+
+        Raises:
+            ValueError: it is that of another key.
+        """
+        if self.record.id != key_id:
+            raise ValueError("it is the record of another key")
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -208,12 +218,11 @@ class RedisKeys:
                 whole = True
                 entries.clear()
             # A key that changes between two reads comes again, later: the last one counts.
-            for text in found:
+            for key_id, text in zip(found[::2], found[1::2], strict=True):
                 try:
-                    entry = Entry.read(text)
-                    entries[entry.record.id] = entry
+                    entries[key_id] = Entry.read(text).of_key(key_id)
                 except (ValueError, BadSettings):
-                    unreadable.add(id_of(text))
+                    unreadable.add(key_id)
             if upto == now:
                 return Part(whole, now, mark, pepper, entries, frozenset(unreadable))
             known, stamp = upto, ""

@@ -250,7 +250,8 @@ class SharedKeys:
 def _tell_of(unreadable: Iterable[str]) -> None:
     for key_id in unreadable:
         log.error(
-            "the key %s has settings that this version does not know: nobody gets in with it here",
+            "the record of the key %s is damaged, or has settings that this version does not know:"
+            " nobody gets in with it here",
             key_id,
             extra={"event": "unreadable_key", "key": key_id},
         )
