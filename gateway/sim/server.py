@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Self
 
-from gateway.sim import adapters, tasks, vectors
+from gateway.sim import adapters, audio, tasks, vectors
 from gateway.sim.ask import COUNT_TOKENS, MESSAGES
 from gateway.sim.config import SimConfig
 from gateway.sim.engine import Engine
@@ -39,7 +39,6 @@ __all__ = ["Fault", "SimConfig", "SimServer", "run"]
 
 _REMEMBERED: Final = 2_000  # requests kept for assertions
 _COMMENT_EVERY_S: Final = 0.05
-_AUDIO: Final = ("/v1/audio/transcriptions", "/v1/audio/translations")
 _GUARDED: Final = ("/v1", "/v2")
 _HTML: Final = b"<html><head><title>Bad Gateway</title></head><body>Bad Gateway</body></html>\n"
 
@@ -273,12 +272,8 @@ class SimServer:
             return
         if await self._broken_before(request, reply):
             return
-        if path in _AUDIO:
-            form = tasks.parse_form(request.header("content-type") or "", request.body)
-            answer = tasks.transcribe(form, self.state)
-            text = isinstance(answer, str)
-            kind = {"content-type": "text/plain; charset=utf-8"} if text else JSON
-            reply.send(200, answer.encode() if isinstance(answer, str) else compact(answer), kind)
+        if path in audio.PATHS:
+            await audio.answer(request, self.state, reply)
         elif path in GENERATING:
             await generate(self.state, request, reply, read_json(request))
         elif path in vectors.ENCODED:

@@ -1,19 +1,17 @@
-"""Endpoints that run no model here: models, tokens, audio, adapters, OpenAPI."""
+"""Endpoints that run no model here: models, tokens, OpenAPI."""
 
 from __future__ import annotations
 
 import time
 import uuid
-import zlib
 from typing import Any, Final
 
 from gateway.sim.ask import count_chat, parse_ask, resolve_model
 from gateway.sim.config import SimConfig
-from gateway.sim.errors import SimError, missing
+from gateway.sim.errors import missing
 from gateway.sim.state import SimState
-from gateway.sim.text import BEGIN, detokenize, reply_words, tokenize
+from gateway.sim.text import BEGIN, detokenize, tokenize
 
-_BYTES_PER_AUDIO_SECOND: Final = 32_000  # 16 kHz, 16 bit
 _FIXED_PATHS: Final = {
     "/health": "get",
     "/version": "get",
@@ -87,32 +85,6 @@ def count_tokens(body: dict[str, Any], state: SimState) -> dict[str, Any]:
     checked = parse_ask("/v1/messages", body | {"max_tokens": 1}, state.config, [*state.adapters])
     count = checked.prompt_tokens
     return {"input_tokens": count, "context_management": {"original_input_tokens": count}}
-
-
-def transcribe(form: dict[str, bytes], state: SimState) -> dict[str, Any] | str:
-    """POST /v1/audio/*: a few words that depend on the bytes of the file."""
-    if "file" not in form:
-        raise missing("file", len(form))
-    model = {"model": form.get("model", b"").decode("utf-8", "replace")}
-    resolve_model(model, state.config, list(state.adapters))
-    text = "".join(reply_words(zlib.crc32(form["file"]), 4)).strip()
-    if form.get("response_format", b"json") == b"text":
-        return text
-    seconds = -(-len(form["file"]) // _BYTES_PER_AUDIO_SECOND)
-    return {"text": text, "usage": {"type": "duration", "seconds": seconds}}
-
-
-def parse_form(content_type: str, body: bytes) -> dict[str, bytes]:
-    """Read a multipart form: the last part of each name. Raises SimError when it is not one."""
-    kind, _, rest = content_type.partition("boundary=")
-    if not kind.lower().startswith("multipart/form-data") or not rest:
-        raise SimError(400, "1 validation error:\n  not a multipart form", kind="Bad Request")
-    fields = {}
-    for part in body.split(b"--" + rest.strip('"').encode())[1:-1]:
-        head, _, value = part.partition(b"\r\n\r\n")
-        name = head.partition(b'name="')[2].partition(b'"')[0]
-        fields[name.decode("utf-8", "replace")] = value.removesuffix(b"\r\n")
-    return fields
 
 
 def reset_cache(state: SimState, *, preempt: bool) -> dict[str, Any]:

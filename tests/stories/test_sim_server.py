@@ -337,8 +337,58 @@ async def test_audio_is_a_form(sim, http):
     body = (await http.post("/v1/audio/transcriptions", **form)).json()
     assert body["usage"] == {"type": "duration", "seconds": 2}
     form["data"]["response_format"] = "text"
-    assert (await http.post("/v1/audio/translations", **form)).text == body["text"]
+    assert (await http.post("/v1/audio/translations", **form)).json() == {"text": body["text"]}
     assert (await http.post("/v1/audio/translations", json={})).status_code == 400
+
+
+def sound(**fields):
+    data = {"model": "m"} | {name: str(value) for name, value in fields.items()}
+    return {"files": {"file": ("a.wav", b"\x00\r\n" * 20_000)}, "data": data}
+
+
+@story
+async def test_audio_has_segments_where_they_are_asked_for(sim, http):
+    whole = (await http.post("/v1/audio/transcriptions", **sound())).json()
+    asked = sound(response_format="verbose_json", language="de")
+    told = (await http.post("/v1/audio/transcriptions", **asked)).json()
+    assert [*told] == ["duration", "language", "text", "segments", "words"]
+    assert (told["duration"], told["language"], told["text"]) == (1.875, "de", whole["text"])
+    assert [each["text"] for each in told["segments"]] == [whole["text"]]
+
+
+@pytest.mark.parametrize("task", ["transcription", "translation"])
+@story
+async def test_audio_comes_as_a_stream_that_tells_its_usage_if_asked(sim, http, task):
+    path = f"/v1/audio/{task}s"
+    whole = (await http.post(path, **sound())).json()
+    *said, done = data_of((await http.post(path, **sound(stream="true"))).text)
+    assert done == "[DONE]"
+    choices = [each["choices"][0] for each in said]
+    assert "".join(each["delta"]["content"] for each in choices) == whole["text"]
+    assert {each["object"] for each in said} == {f"{task}.chunk"}
+    assert [each.get("finish_reason") for each in choices] == [None] * 4 + ["stop"]
+    counted = (await http.post(path, **sound(stream=True, stream_include_usage=True))).text
+    *_, last, done = data_of(counted)
+    assert last["choices"] == []
+    assert last["usage"] == {"prompt_tokens": 192, "total_tokens": 197, "completion_tokens": 5}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"response_format": "srt"}, "Currently only support response_format"),
+        ({"response_format": "diarized_json"}, "Currently do not support diarized_json for m"),
+        ({"response_format": "xml"}, "literal_error"),
+        ({"response_format": "verbose_json", "stream": True}, "doesn't support streaming case"),
+        ({"stream": "perhaps"}, "bool_parsing"),
+        ({"stream_include_usage": True}, "Stream options can only be defined"),
+    ],
+)
+@story
+async def test_what_vllm_does_not_do_with_audio_is_refused(sim, http, fields, words):
+    reply = await http.post("/v1/audio/transcriptions", **sound(**fields))
+    assert reply.status_code == 400
+    assert words in reply.json()["error"]["message"]
 
 
 @story
