@@ -33,7 +33,7 @@ def hint(path: str) -> str:
             break
         before, mended = mended, mend(mended)
         if mended != before:
-            extra = before.removesuffix(mended).removesuffix(mended.removeprefix("/v1"))
+            extra = _extra(before, mended)
             wrong.append(what.format(printable(redact(extra))))  # it may be a pasted key
     if mended in _SERVED:
         return f"{'. '.join(wrong)}. Use {mended}."
@@ -43,6 +43,14 @@ def hint(path: str) -> str:
 def dialect_of(path: str) -> Dialect:
     """Return in whose form a client reads errors of a path that may not be served: Anthropic's, or OpenAI's."""
     return Dialect.MESSAGES if _ANTHROPICS.search(path[:_READ_CHARS]) else Dialect.CHAT
+
+
+def _extra(path: str, served: str) -> str:
+    """Return what stands before the served path that this one ends in, or behind the `/v1` of that."""
+    if path.endswith(served):
+        return path.removesuffix(served)
+    extra = path.removesuffix(served.removeprefix("/v1"))
+    return extra.removeprefix("/v1") if extra.startswith("/v1/") else extra
 
 
 def _once(path: str) -> str:

@@ -29,6 +29,14 @@ from gateway.wire.calls import ENDPOINTS
             "/v1/chat/completions",
         ),
         ("/foo/models", "Remove `/foo`.", "/v1/models"),
+        # The base URL is that of an endpoint.
+        (
+            "/v1/chat/completions/chat/completions",
+            "Remove `/chat/completions`.",
+            "/v1/chat/completions",
+        ),
+        ("/v1/chat/completions/models", "Remove `/chat/completions`.", "/v1/models"),
+        ("/v1/messages/v1/messages", "Remove `/v1/messages`.", "/v1/messages"),
         ("/v1/tokenize", "Remove `/v1`.", "/tokenize"),
         ("/v1/tokenizer_info", "Remove `/v1`.", "/tokenizer_info"),
         ("/tokenizer_info/", "slash at the end", "/tokenizer_info"),
