@@ -107,7 +107,7 @@ class _Example:
             return self.of(self._found(schema["$ref"]), depth + 1)
         for several in ("anyOf", "oneOf"):
             if schema.get(several):
-                return self.of(schema[several][0], depth + 1)
+                return self.of(_one_of(schema[several], depth), depth + 1)
         if schema.get("allOf"):
             parts = [self._found(each.get("$ref", "")) or each for each in schema["allOf"]]
             return self.of(_merged([*parts, schema]), depth + 1)
@@ -148,6 +148,12 @@ class _Example:
             key = part.replace("~1", "/").replace("~0", "~")
             found = found.get(key) if isinstance(found, dict) else None
         return found
+
+
+def _one_of(schemas: list[Any], depth: int) -> Any:
+    """Return the first; far down in a schema that contains itself, the first that refers to no other."""
+    ending = [each for each in schemas if "$ref" not in each] if depth > _DEPTH_MAX else []
+    return (ending or schemas)[0]
 
 
 def _type(schema: dict[str, Any]) -> Any:

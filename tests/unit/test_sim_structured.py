@@ -81,6 +81,20 @@ def test_a_schema_that_demands_itself_ends():
     assert len(example(schema, WORDS)) < 1000
 
 
+class Link(BaseModel):
+    """As OpenAI's strict mode wants it: nothing may be left out."""
+
+    value: int
+    before: "Link | None"
+    after: "Link | None"
+
+
+def test_a_chain_in_which_nothing_may_be_left_out_ends_and_fits():
+    chain = example(Link.model_json_schema(), WORDS)
+    assert Link.model_validate_json(chain, strict=True).after is not None
+    assert len(chain) < 2000
+
+
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}}
 
 
