@@ -107,7 +107,8 @@ class _Example:
             return self.of(self._found(schema["$ref"]), depth + 1)
         for several in ("anyOf", "oneOf"):
             if schema.get(several):
-                return self.of(_one_of(schema[several], depth), depth + 1)
+                rest = {name: value for name, value in schema.items() if name != several}
+                return self.of(_merged([rest, _one_of(schema[several], depth)]), depth + 1)
         if schema.get("allOf"):
             parts = [self._found(each.get("$ref", "")) or each for each in schema["allOf"]]
             return self.of(_merged([*parts, schema]), depth + 1)
@@ -150,10 +151,11 @@ class _Example:
         return found
 
 
-def _one_of(schemas: list[Any], depth: int) -> Any:
+def _one_of(schemas: list[Any], depth: int) -> dict[str, Any]:
     """Return the first; far down in a schema that contains itself, the first that refers to no other."""
-    ending = [each for each in schemas if "$ref" not in each] if depth > _DEPTH_MAX else []
-    return (ending or schemas)[0]
+    found = [each for each in schemas if isinstance(each, dict)] or [{}]
+    ending = [each for each in found if "$ref" not in each] if depth > _DEPTH_MAX else []
+    return (ending or found)[0]
 
 
 def _type(schema: dict[str, Any]) -> Any:
@@ -172,7 +174,7 @@ def _merged(schemas: list[dict[str, Any]]) -> dict[str, Any]:
         properties = {**merged.get("properties", {}), **schema.get("properties", {})}
         required = [*merged.get("required", []), *schema.get("required", [])]
         merged |= schema | ({"properties": properties, "required": required} if properties else {})
-    del merged["allOf"]
+    merged.pop("allOf", None)
     return merged
 
 

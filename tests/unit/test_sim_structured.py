@@ -76,6 +76,13 @@ def test_several_schemas_that_all_hold_give_the_properties_of_all():
     assert json.loads(example(schema, WORDS)) == {"a": 0, "b": 2}
 
 
+def test_of_what_else_has_to_hold_nothing_is_left_out():
+    """As tools declare that one of two arguments has to be there."""
+    numbers = {"a": {"type": "integer"}, "b": {"type": "integer"}}
+    schema = {"type": "object", "properties": numbers, "anyOf": [{"required": ["b"]}, True]}
+    assert json.loads(example(schema, WORDS)) == {"a": 0, "b": 0}
+
+
 def test_a_schema_that_demands_itself_ends():
     schema = {"type": "object", "properties": {"again": {"$ref": "#"}}, "required": ["again"]}
     assert len(example(schema, WORDS)) < 1000
