@@ -43,26 +43,48 @@ def tool_of(body: dict[str, Any], text: str, control: Control) -> tuple[str | No
     """Return the function to call (the first, or the one that is named), and whether it is forced.
 
     With `auto` the model calls it when the prompt has the word "tool", or steers so. It answers in words
-    once it has what a tool returned: an agent's loop ends.
+    once it has what a tool returned: an agent's loop ends. Where it has to call one, it calls one after
+    the other, and then the last again: with that, agents end their loops.
     """
     tools = body.get("tools") or ()
     choice = body.get("tool_choice", "auto")
-    names = [(tool.get("function") or tool).get("name") for tool in tools]
+    names = [str((tool.get("function") or tool).get("name")) for tool in tools]
     if not names or choice == "none" or (isinstance(choice, dict) and choice.get("type") == "none"):
         return None, False
     if isinstance(choice, dict) and choice.get("type") in ("function", "tool"):
         return str((choice.get("function") or choice).get("name")), True
     required = choice == "required" or (isinstance(choice, dict) and choice.get("type") == "any")
+    if required:
+        return _first_not_called(names, body), False
     wanted = ("tool" in text or control.call_at is not None) and not _ends_with_result(body)
-    return (str(names[0]), False) if required or wanted else (None, False)
+    return (names[0], False) if wanted else (None, False)
+
+
+def _first_not_called(names: list[str], body: dict[str, Any]) -> str:
+    """Return the first tool that the model has not mentioned so far; the last where it has mentioned all.
+
+    Some clients write its calls back as text.
+    """
+    told = [
+        str(each)
+        for each in _said(body)
+        if each.get("role") == "assistant" or each.get("type") == "function_call"
+    ]
+    return next((name for name in names if not any(name in one for one in told)), names[-1])
+
+
+def _said(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the conversation, of a chat, of Responses or of Messages."""
+    said = body.get("messages", body.get("input"))
+    return [each for each in said if isinstance(each, dict)] if isinstance(said, list) else []
 
 
 def _ends_with_result(body: dict[str, Any]) -> bool:
-    """Whether the conversation ends with what a tool returned: of a chat, of Responses or of Messages."""
-    said = body.get("messages", body.get("input"))
-    last = said[-1] if isinstance(said, list) and said else None
-    if not isinstance(last, dict):
+    """Whether the conversation ends with what a tool returned."""
+    said = _said(body)
+    if not said:
         return False
+    last = said[-1]
     if last.get("role") == "tool" or last.get("type") == "function_call_output":
         return True
     parts = last.get("content")

@@ -261,6 +261,44 @@ async def test_it_answers_in_words_once_it_has_what_a_tool_returned(sim, http):
 
 
 @story
+async def test_where_it_has_to_call_a_tool_it_calls_each_in_turn(sim, http):
+    """So the loop of an agent ends whose last tool takes the answer."""
+    done = {"type": "function", "function": {"name": "done", "parameters": {"type": "object"}}}
+    said = ask("hello", tools=[TOOL, done], tool_choice="required")
+    for name in ("look", "done", "done"):
+        message = (await http.post(CHAT, json=said)).json()["choices"][0]["message"]
+        (call,) = message["tool_calls"]
+        assert call["function"]["name"] == name
+        said["messages"] += [message, {"role": "tool", "tool_call_id": call["id"], "content": "7"}]
+
+    tools = [{"name": name, "input_schema": {}} for name in ("look", "done")]
+    said = ask("hello", tools=tools, tool_choice={"type": "any"}, max_tokens=99)
+    for name in ("look", "done"):
+        content = (await http.post("/v1/messages", json=said)).json()["content"]
+        assert content[0]["name"] == name
+        result = {"type": "tool_result", "tool_use_id": content[0]["id"], "content": "7"}
+        said["messages"] += [
+            {"role": "assistant", "content": content},
+            {"role": "user", "content": [result]},
+        ]
+
+    items = [{"role": "user", "content": "hello"}]
+    tools = [each["function"] | {"type": "function"} for each in (TOOL, done)]
+    said = {"model": "m", "input": items, "tools": tools, "tool_choice": "required"}
+    for name in ("look", "done"):
+        (call,) = (await http.post("/v1/responses", json=said)).json()["output"]
+        assert call["name"] == name
+        result = {"type": "function_call_output", "call_id": call["call_id"], "output": "7"}
+        items += [call, result]
+
+    text = "Calling tools: [{'function': {'name': 'look'}}]"  # as smolagents writes it back
+    said = ask("hello", tools=[TOOL, done], tool_choice="required")
+    said["messages"] += [{"role": "assistant", "content": [{"type": "text", "text": text}]}]
+    message = (await http.post(CHAT, json=said)).json()["choices"][0]["message"]
+    assert message["tool_calls"][0]["function"]["name"] == "done"
+
+
+@story
 async def test_a_reply_has_the_form_that_the_request_demands(sim, http):
     schema = {"type": "object", "properties": {"degrees": {"type": "integer", "minimum": 3}}}
     demands = {"type": "json_schema", "json_schema": {"name": "weather", "schema": schema}}
