@@ -48,7 +48,8 @@ def tool_of(body: dict[str, Any], text: str, control: Control) -> tuple[str | No
     """
     tools = body.get("tools") or ()
     choice = body.get("tool_choice", "auto")
-    names = [str((tool.get("function") or tool).get("name")) for tool in tools]
+    found = [(tool.get("function") or tool).get("name") for tool in tools]
+    names = [str(name) for name in found if name]  # tools of the server's own have none
     if not names or choice == "none" or (isinstance(choice, dict) and choice.get("type") == "none"):
         return None, False
     if isinstance(choice, dict) and choice.get("type") in ("function", "tool"):

@@ -299,6 +299,16 @@ async def test_where_it_has_to_call_a_tool_it_calls_each_in_turn(sim, http):
 
 
 @story
+async def test_a_tool_that_the_server_is_to_have_is_not_called(sim, http):
+    body = {"model": "m", "input": "use a tool", "tools": [{"type": "web_search"}]}
+    (output,) = (await http.post("/v1/responses", json=body)).json()["output"]
+    assert output["type"] == "message"
+    body["tools"].append(TOOL["function"] | {"type": "function"})
+    (output,) = (await http.post("/v1/responses", json=body)).json()["output"]
+    assert output["name"] == "look"
+
+
+@story
 async def test_a_reply_has_the_form_that_the_request_demands(sim, http):
     schema = {"type": "object", "properties": {"degrees": {"type": "integer", "minimum": 3}}}
     demands = {"type": "json_schema", "json_schema": {"name": "weather", "schema": schema}}
