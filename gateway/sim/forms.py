@@ -165,6 +165,12 @@ _OF_MESSAGES: Final = _GENERATES | {
     "thinking": _maybe(_object()),
     "output_config": _maybe(_object()),
 }
+_OF_RESPONSES: Final = _GENERATES | {
+    "input": _text_or(_MESSAGES),
+    **dict.fromkeys(("instructions", "user"), _maybe(_text)),
+    # The reply says these again.
+    **dict.fromkeys(("text", "metadata", "reasoning"), _encodable(_maybe(_object()))),
+}
 _POOLS: Final = _MODEL | {
     "input": _inputs,
     "messages": _conversations,
@@ -177,7 +183,7 @@ _FORMS: Final[dict[str, dict[str, Check]]] = {
     CHAT: _GENERATES | {"messages": _MESSAGES},
     CHAT_BATCH: _GENERATES | {"messages": _list(_MESSAGES, least=1)},
     COMPLETIONS: _GENERATES | {"prompt": _maybe(_prompts)},
-    RESPONSES: _GENERATES | {"input": _text_or(_MESSAGES), "instructions": _maybe(_text)},
+    RESPONSES: _OF_RESPONSES,
     MESSAGES: _OF_MESSAGES,
     COUNT_TOKENS: _OF_MESSAGES,
     "/v1/embeddings": _POOLS,

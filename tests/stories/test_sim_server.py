@@ -345,6 +345,27 @@ async def test_responses_are_events_in_sequence(sim, http):
 
 
 @story
+async def test_a_response_says_again_what_was_asked(sim, http):
+    """LangChain reads from it that the text is JSON to be parsed."""
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}}
+    told = {
+        "text": {"format": {"type": "json_schema", "name": "x", "schema": schema}},
+        "metadata": {"a": "b"},
+        "reasoning": {"effort": "low"},
+        "user": "u",
+        "parallel_tool_calls": False,
+    }
+    body = {"model": "m", "input": "hello"} | told
+    reply = (await http.post("/v1/responses", json=body)).json()
+    assert {name: reply[name] for name in told} == told
+    events = data_of((await http.post("/v1/responses", json=body | {"stream": True})).text)
+    assert {name: events[-1]["response"][name] for name in told} == told
+    plain = (await http.post("/v1/responses", json={"model": "m", "input": "hello"})).json()
+    assert plain["text"] is None
+    assert plain["parallel_tool_calls"] is True
+
+
+@story
 async def test_messages_are_anthropic_events(sim, http):
     text = (await http.post("/v1/messages", json=ask(stream=True, max_tokens=2))).text
     assert events_of(text) == [
@@ -738,6 +759,8 @@ MALFORMED = [
     ("/v1/completions", {"prompt": [1, "x"]}, "body.prompt.1", "int_type"),
     ("/v1/responses", {"input": ["x"]}, "body.input.0", "dict_type"),
     ("/v1/responses", {"input": "x", "instructions": 5}, "body.instructions", "string_type"),
+    ("/v1/responses", {"input": "x", "metadata": {"a": "\ud800"}}, "body.metadata", "string_unicode"),
+    ("/v1/responses", {"input": "x", "text": 5}, "body.text", "dict_type"),
     ("/v1/messages", ask(max_tokens=3, system=[{"type": "text", "text": 5}]), "body.system.0.text", "string_type"),
     ("/v1/messages", ask(max_tokens=3, thinking=5), "body.thinking", "dict_type"),
     ("/v1/messages/count_tokens", {"messages": [5]}, "body.messages.0", "dict_type"),
