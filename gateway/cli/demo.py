@@ -9,6 +9,7 @@ import asyncio
 import random
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,8 @@ from gateway.sim.server import SimConfig, SimServer
 MODEL: Final = "qwen3-8b"
 ADAPTERS: Final = ("qwen3-8b-sql", "qwen3-8b-legal")
 SMALL: Final = "llama3-1b"
+# Clients for Messages state up to 128,000 tokens where they are told no limit: those are to fit, and not be used up.
+_LIKE: Final = SimConfig(max_model_len=131_072, ends_itself=True)
 _PATIENCE_S: Final = 2.5  # for all backends to serve
 _PROMPTS: Final = (
     "Why is the sky blue?",
@@ -75,9 +78,9 @@ def demo(
 
 async def _demo(port: int, admin_port: int, traffic: bool, fault: str | None) -> None:
     configs = (
-        SimConfig(model=MODEL, adapters=ADAPTERS),
-        SimConfig(model=MODEL, adapters=ADAPTERS[:1]),
-        SimConfig(model=SMALL),
+        replace(_LIKE, model=MODEL, adapters=ADAPTERS),
+        replace(_LIKE, model=MODEL, adapters=ADAPTERS[:1]),
+        replace(_LIKE, model=SMALL),
     )
     sims = [SimServer(config) for config in configs]
     try:
@@ -163,11 +166,13 @@ async def _traffic(process: Process, key: str) -> None:
     headers = {"authorization": f"Bearer {key}"}
 
     async def one(http: httpx2.AsyncClient) -> None:
+        tokens = rng.randrange(8, 120)
+        prompt = f"{rng.choice(_PROMPTS)} [[sim:tokens={tokens}]]"
         body = {
             "model": rng.choice((MODEL, SMALL, *ADAPTERS)),
             "stream": True,
-            "max_tokens": rng.randrange(8, 120),
-            "messages": [{"role": "user", "content": rng.choice(_PROMPTS)}],
+            "max_tokens": tokens,
+            "messages": [{"role": "user", "content": prompt}],
         }
         leaves_after = rng.randrange(1, 20) if rng.random() < 0.1 else None
         try:

@@ -49,7 +49,7 @@ class Ask:
     usage_always: bool
     stream_interval: int  # tokens of one chunk, but for the first of each choice
     stop: tuple[str, ...]
-    ignore_eos: bool
+    ends_itself: bool  # before it has used up `max_tokens`
     control: Control
     # The function to call instead of answering, or behind `control.call_at` tokens.
     tool: str | None
@@ -126,7 +126,7 @@ def parse_ask(path: str, body: dict[str, Any], config: SimConfig, adapters: list
         usage_always=bool(options.get("include_usage") and options.get("continuous_usage_stats")),
         stream_interval=_interval(path, body),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        ignore_eos=bool(body.get("ignore_eos")),
+        ends_itself=(limit is None or config.ends_itself) and not body.get("ignore_eos"),
         control=control,
         tool=tool,
         tool_forced=forced,

@@ -91,6 +91,7 @@ class SimConfig:
     dev_mode: bool = False  # POST /reset_prefix_cache is served
     speed: float = 1.0
     reply_tokens: int = 24  # the length of a reply when the request states none
+    ends_itself: bool = False  # it has that length, too, when the request allows more
     paths: tuple[str, ...] = field(default=PATHS)
     max_num_queued_reqs: int | None = None
     old_metrics: bool = False  # names of vLLM <= 0.9

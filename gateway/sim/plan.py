@@ -84,8 +84,8 @@ class Piece:
 def plan_reply(ask: Ask, reply_tokens: int) -> list[Plan]:
     """Decide all choices; index = prompt index x n + choice, as in the completions endpoint.
 
-    A reply uses up the `max_tokens` that the request states; where it states none, it ends by
-    itself after `reply_tokens`. The prompt's own control goes before both.
+    A reply uses up the `max_tokens` that the request states; where it states none, or the server is so
+    configured, it ends by itself after `reply_tokens`. The prompt's own control goes before both.
     """
     return [
         _plan_choice(ask, prompt, which * ask.n + choice, choice, reply_tokens)
@@ -103,7 +103,7 @@ def _plan_choice(
     if ask.form is not None:
         return _cut(_plan_form(ask, ask.form, prompt, index, choice), ask.max_tokens)
     natural = ask.control.tokens
-    if natural is None and ask.stated_max_tokens is None and not ask.ignore_eos:
+    if natural is None and ask.ends_itself:
         natural = reply_tokens
     if natural is not None:
         natural -= min(ask.begun_tokens, natural)

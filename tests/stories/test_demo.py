@@ -40,6 +40,14 @@ def test_the_demo_prints_a_url_and_a_key_that_work_refuses_an_upgrade_and_ends_a
         )  # fmt: skip
         with urllib.request.urlopen(request, timeout=10) as reply:
             assert json.loads(reply.read())["usage"]["completion_tokens"] == 3
+        # Clients for Messages that are told no limit state one of their own, up to this.
+        body["max_tokens"] = 128_000
+        request = urllib.request.Request(
+            url + "/messages", json.dumps(body).encode(),
+            {"x-api-key": key, "content-type": "application/json"},
+        )  # fmt: skip
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            assert json.loads(reply.read())["stop_reason"] == "end_turn"
         admin = re.search(r"dashboard +(\S+)/", printed)[1]
         words = [COMMAND, "--server", admin, "upgrade"]
         refused = subprocess.run(words, capture_output=True, text=True, check=False)

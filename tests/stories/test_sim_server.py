@@ -160,6 +160,20 @@ async def test_the_output_is_cut_to_what_the_window_leaves(sim, http):
 
 
 @story
+async def test_a_server_may_end_its_replies_before_they_use_up_what_they_may_have(sim, http):
+    config = SimConfig(speed=0, reply_tokens=3, ends_itself=True)
+    async with SimServer(config) as brief, client(brief) as to_brief:
+
+        async def ended(**fields):
+            body = (await to_brief.post(CHAT, json=ask(**fields) | {"model": ""})).json()
+            return body["choices"][0]["finish_reason"], body["usage"]["completion_tokens"]
+
+        assert await ended(max_tokens=9) == ("stop", 3)
+        assert await ended(max_tokens=2) == ("length", 2)
+        assert await ended(max_tokens=9, ignore_eos=True) == ("length", 9)
+
+
+@story
 async def test_a_stop_string_ends_the_reply_before_it(sim, http):
     whole = (await http.post(CHAT, json=ask())).json()["choices"][0]["message"]["content"]
     stop = whole[12:18]
