@@ -11,6 +11,10 @@ MAX_MESSAGE_CHARS: Final = 1024
 MAX_REFUSAL_CHARS: Final = 16 * 1024
 _SHRINKS_CHARS: Final = 4096  # what is taken out of a text makes room for more of it
 
+# What vLLM says where it read its own error as a chunk of a chat: in streams of Messages, before 0.33.
+_MISREAD: Final = "validation errors for ChatCompletionStreamResponse"
+_LOST: Final = "The backend failed, and the reason is lost: vLLM before 0.33 does not tell it here."
+
 _HOST: Final = re.compile(r".*[\w-]\.(?:local|internal|svc|cluster|lan)\b(?::\d+)?")
 
 
@@ -39,7 +43,12 @@ _INTERNALS: Final[tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], s
 
 
 def clean(text: str, most_chars: int = MAX_MESSAGE_CHARS) -> str:
-    """Shorten a backend's text and take addresses and paths out of it, in time linear in its length."""
+    """Shorten a backend's text and take addresses and paths out of it, in time linear in its length.
+
+    Where it tells nothing of what went wrong, other words stand for it.
+    """
+    if _MISREAD in text[:128]:
+        return _LOST
     text = text[: most_chars + _SHRINKS_CHARS]
     for pattern, word in _INTERNALS:
         text = pattern.sub(word, text)

@@ -607,6 +607,16 @@ def test_an_error_event_of_a_message_is_told_once():
     assert w.close() == b""
 
 
+def test_of_an_error_that_vllm_misread_it_is_said_that_the_reason_is_lost():
+    """Before 0.33 it reads its own error as a chunk of a chat, and tells how that failed."""
+    misread = "2 validation errors for ChatCompletionStreamResponse\nmodel\n  Field required [type=missing]"
+    w = watch(Dialect.MESSAGES)
+    out = w.feed(event("error", error={"type": "internal_error", "message": misread}))
+    said = "The backend failed, and the reason is lost: vLLM before 0.33 does not tell it here."
+    assert payload(out)["error"]["message"] == f"{said} (request id: req-1)"
+    assert w.fault.message == said
+
+
 @pytest.mark.parametrize(
     ("kind", "status", "code"),
     [
