@@ -288,3 +288,16 @@ class LimiterCases:
         assert found.why.fits_in_s <= 10
         desk.passes(60)
         assert fits(desk.take(now))
+
+    @pytest.mark.parametrize(("before", "now", "left"), [(600, 6, 1.6), (6, 600, 61)])
+    def test_what_ends_under_a_limit_of_before_empties_no_minute_of_the_one_in_force(
+        self, desk, before, now, left
+    ):
+        """As a stream that a reload outlived: neither its limit nor the pace of that counts any more."""
+        old, new = (KeyLimits(output_tokens_per_minute=each) for each in (before, now))
+        runs = desk.take(old, output=5)
+        assert fits(desk.take(new, output=now - 5))
+        desk.passes(6)
+        desk.settle(runs, 0, 4)
+        assert not fits(desk.take(new, output=2 * left))
+        assert fits(desk.take(new, output=0.9 * left))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from gateway.core.limits import Amounts, Counted, Counts, Period
@@ -142,10 +142,13 @@ class Levels:
     def charge(
         self, plan: Counts, more: Amounts, at: Moment, taken_on: int, replicas: int = 1
     ) -> None:
-        """Add what is used more, or give back what is used less; not to this day what was taken on another one."""
+        """Add what is used more, or give back what is used less; not to this day what was taken on another one.
+
+        A minute goes on under the limit by which it was noted last, which may be newer than the plan.
+        """
         if more == NOTHING:
             return
-        levels = []
+        plan, levels = self._as_noted(plan), []
         for rule, level in zip(plan.rules, self.used(plan, at, replicas), strict=True):
             each = more[rule.amount]
             past = each < 0 and (
@@ -154,6 +157,15 @@ class Levels:
             )
             levels.append(level if past else max(0.0, level + each))
         self.put(plan, levels, at)
+
+    def _as_noted(self, plan: Counts) -> Counts:
+        """Return a plan with the limits by which its levels were noted last: a reload may have changed them since."""
+        rules = []
+        for rule in plan.rules:
+            place = plan.stores[rule.store], rule.amount, rule.period
+            most = self.amounts.get(place, _EMPTY).most
+            rules.append(rule if most in (0.0, rule.most) else replace(rule, most=most))
+        return replace(plan, rules=tuple(rules)) if rules != [*plan.rules] else plan
 
     def begin(self, plan: Counts, lease: str, until: float = math.inf) -> None:
         """Count a request as running, until it ends or its lease does."""

@@ -61,6 +61,9 @@ local function level(store, field, most)
   end
   return math.max(0, used - (now_ms - stamp) / 60000 * most)
 end
+local function noted(store, field, most)  -- the limit by which a level was kept last; a reload may have changed it
+  return tonumber(redis.call('HGET', KEYS[store], field .. ' most') or most)
+end
 local lives_ms = {}
 local function keep(store, field, most, used)
   local kind = field:sub(2)
@@ -121,8 +124,9 @@ return table.concat(reply, ' ')
 )
 
 # Words: lease, the day on which it was taken, five amounts that are used more, then four of each rule.
-# What was taken on another day is not given back to this one. The lease ends first, as that takes no memory: once a
-# script has written, a Redis whose memory is full refuses none of its writes. A script without a lease it refuses.
+# What was taken on another day is not given back to this one, and a minute goes on under its newest limit. The lease
+# ends first, as that takes no memory: once a script has written, a Redis whose memory is full refuses none of its
+# writes. A script without a lease it refuses.
 SETTLE: Final = Script(
     _LEVELS
     + """
@@ -132,10 +136,11 @@ for at = 8, #words, 4 do
   end
 end
 for at = 8, #words, 4 do
-  local store, field, most = tonumber(words[at]), words[at + 1], tonumber(words[at + 2])
+  local store, field = tonumber(words[at]), words[at + 1]
   local kind, more = field:sub(2), tonumber(words[3 + field:sub(1, 1)])
   if kind ~= 'r' and (more > 0 or more < 0 and (kind == 'm' or tonumber(words[2]) == today
       or kind == 'y' and month(tonumber(words[2])) == month(today))) then
+    local most = noted(store, field, words[at + 2])
     keep(store, field, most, math.max(0, level(store, field, most) + more))
   end
 end
