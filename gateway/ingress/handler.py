@@ -30,7 +30,6 @@ from gateway.core.aio import Clock
 from gateway.core.errors import (
     AccessError,
     ClientGone,
-    ConnectFailed,
     ContextLengthExceeded,
     EngineFull,
     GatewayError,
@@ -60,7 +59,7 @@ from gateway.limiting.limiter import Limiter
 from gateway.observe.ledger import Ledger
 from gateway.pools.table import PoolTable
 from gateway.routing.catalog import Catalog, Catalogs
-from gateway.routing.fallback import as_of_own_pool, cause_of, stand_ins
+from gateway.routing.fallback import NOTHING_DONE, as_of_own_pool, cause_of, stand_ins
 from gateway.routing.trial import assign
 from gateway.upstream.client import Client
 from gateway.upstream.engineids import engine_id, plain_id
@@ -148,7 +147,7 @@ class Handler:
             try:
                 await self._fit_and_charge(settings, record, ask)
                 await self._forward(settings, down, record, ask)
-            except (Rejected, ContextLengthExceeded, ConnectFailed) as error:
+            except (Rejected, ContextLengthExceeded, *NOTHING_DONE) as error:
                 await self._fall_back(settings, down, record, ask, error)
         except GatewayError as error:
             self._refuse(down, record, error, ask)

@@ -13,6 +13,8 @@ from typing import Final
 from gateway.config.models import PoolConfig
 from gateway.core.endpoints import GENERATES
 from gateway.core.errors import (
+    AdapterLost,
+    BackendStopping,
     ConnectFailed,
     ContextLengthExceeded,
     GatewayError,
@@ -24,6 +26,9 @@ from gateway.core.traffic import Cause
 from gateway.core.types import Ask, Call, Endpoint, RequestRecord, Route
 from gateway.routing.catalog import Catalog
 from gateway.wire.large import fields_at_hand
+
+# By these errors a backend surely did nothing: it was not reached, takes nothing more, or lacks the adapter.
+NOTHING_DONE: Final = (ConnectFailed, BackendStopping, AdapterLost)
 
 _AS_TEXT: Final = GENERATES | {Endpoint.TRANSCRIPTIONS, Endpoint.TRANSLATIONS}
 _OF_A_POOL: Final = (  # fields of a record
@@ -45,7 +50,7 @@ _CAUSES: Final[Mapping[str | None, Cause]] = {
 
 def cause_of(error: GatewayError) -> Cause | None:
     """Return the fallback cause that an error stands for; None if no other pool may answer."""
-    return Cause.NO_BACKEND if isinstance(error, ConnectFailed) else cause_by(error.code)
+    return Cause.NO_BACKEND if isinstance(error, NOTHING_DONE) else cause_by(error.code)
 
 
 def cause_by(code: str | None) -> Cause | None:

@@ -323,6 +323,37 @@ async def test_a_backend_that_refuses_connections_has_its_requests_answered_by_t
         await world.settled()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_only_server_does_not_take_as_it_stops_the_other_pool_answers(stream):
+    """vLLM drains for `--shutdown-timeout`, and its health is good."""
+
+    @story
+    async def told():
+        async with gateway(BIG, SMALL, pools=two("no_backend: small"), access=True) as world:
+            world.sims[0].inject("stopping")
+            reply = await world.chat(model="big", max_tokens=1, stream=stream)
+            assert (reply.status_code, reply.headers.get("x-gateway-model")) == (200, "small")
+            (line,) = world.access_lines()
+            assert line["fallback"] == {"pool": "big", "cause": "no_backend"}
+            assert (line["outcome"], line["attempts"], line["completion_tokens"]) == ("ok", 2, 1)
+            await world.settled()
+
+    told()
+
+
+@story
+async def test_what_needs_an_adapter_that_the_only_server_has_lost_the_other_pool_answers():
+    big, pools = replace(BIG, adapters=("sql",)), two("no_backend: small, adapters: [sql]")
+    async with gateway(big, SMALL, pools=pools, as_shipped=True) as world:
+        assert (await world.chat(model="sql", max_tokens=1)).json()["model"] == "sql"
+        unload = f"{world.sims[0].url}/v1/unload_lora_adapter"
+        assert (await world.http.post(unload, json={"lora_name": "sql"})).status_code == 200
+        reply = await world.chat(model="sql", max_tokens=1)
+        assert (reply.status_code, reply.headers.get("x-gateway-model")) == (200, "small")
+        assert len(world.sims[0].received("/v1/chat/completions")) == 2
+        await world.settled()
+
+
 @story
 async def test_who_waited_in_public_is_not_answered_by_another_model():
     big = SimConfig(model="big", reply_tokens=4000)
