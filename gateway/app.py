@@ -133,7 +133,7 @@ def build(
         link,
         config.state / "usage" if config.usage.enabled else None,
         config.usage.ledger,
-        lambda model, pool: handler.settings.prices.of(model, pool),
+        lambda record: record.price,
     )
     chooser = Chooser(table)
     gate = Gate(table, chooser, clock)

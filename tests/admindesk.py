@@ -86,7 +86,7 @@ class Desk:
             audit=audit_of(state),
             keys=lambda: self.store,
             file=self.file,
-            accounts=Accounts(self.clock, None, None, 0, lambda model, pool: None),
+            accounts=Accounts(self.clock, None, None, 0, lambda record: None),
             series=Series(self.metrics, clock),
             disk=DiskSpace(state),
         )

@@ -34,10 +34,7 @@ async def charge(
         LimitsUnknown: a limit lets nothing through while Redis does not answer (503).
     Cancel: nothing is held.
     """
-    price = _price_of(plan, prices, ask)
-    if plan.priced:
-        record.price = price
-    found = await limiter.take(plan, costs_of(plan, price, ask))
+    found = await limiter.take(plan, costs_of(plan, record.price or FREE, ask))
     if isinstance(found, Taken):
         record.taken = found
         for place in found.shadowed:
@@ -60,17 +57,11 @@ async def foreseen(
     plan = plans.of(ask.caller, ask.route.requested, ask.route.pool)
     if plan is None:
         return None
-    found = await limiter.foresee(plan, costs_of(plan, _price_of(plan, prices, ask), ask))
+    price = prices.of(ask.route.requested, ask.route.pool) or FREE
+    found = await limiter.foresee(plan, costs_of(plan, price, ask))
     if isinstance(found, Closed):
         return _closed(found)
     return None if found is None else _refused(found, prices.currency)
-
-
-def _price_of(plan: Plan, prices: Prices, ask: Ask) -> Price:
-    """Return what the tokens of a request cost; free where no budget counts them."""
-    if not plan.priced:
-        return FREE
-    return prices.of(ask.route.requested, ask.route.pool) or FREE
 
 
 def give_back(limiter: Limiter, record: RequestRecord) -> Taken | None:
@@ -81,7 +72,7 @@ def give_back(limiter: Limiter, record: RequestRecord) -> Taken | None:
     taken = record.taken
     if taken is None:
         return None
-    record.taken = record.price = None
+    record.taken = None
     limiter.settle(taken, NOTHING)
     return replace(taken, costs=NOTHING)
 

@@ -187,6 +187,7 @@ class Handler:
         """Find out what a request needs of its pool, whether that fits, and charge its limits for it."""
         if not self.measuring.at_once(settings, record, ask):
             await self.measuring.counted(settings, record, ask)
+        record.price = settings.prices.of(ask.route.requested, ask.route.pool)
         plan = settings.plans.of(ask.caller, ask.route.requested, ask.route.pool)
         if plan is not None:
             await charge(self.limiter, plan, settings.prices, record, ask)

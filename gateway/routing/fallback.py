@@ -32,7 +32,7 @@ NOTHING_DONE: Final = (ConnectFailed, BackendStopping, AdapterLost)
 
 _AS_TEXT: Final = GENERATES | {Endpoint.TRANSCRIPTIONS, Endpoint.TRANSLATIONS}
 _OF_A_POOL: Final = (  # fields of a record
-    *("pool", "adapter", "demand", "need", "conversation"),
+    *("pool", "adapter", "demand", "need", "conversation", "price"),
     *("backend_id", "revision", "engine_id"),  # of the last attempt there
 )
 # Fields that speak of token ids, or have vectors of a model in place of text.

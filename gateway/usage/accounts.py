@@ -37,7 +37,7 @@ _MOST_TENANTS: Final = 1000  # that have metrics of their own
 _MOST_PLACES: Final = 100_000  # in memory; about 300 bytes each
 _OTHER: Final = "_other"
 
-PriceOf = Callable[[str, str], Price | None]  # by model and pool
+PriceOf = Callable[[RequestRecord], Price | None]
 
 
 class Accounts:
@@ -86,11 +86,8 @@ class Accounts:
         for record in records:
             if record.caller is None:
                 continue
-            pool = record.pool or ""
-            # Another pool that answers has its own name and its own price.
-            model = pool if record.fallback is not None else record.model or ""
             at = wall_ahead + (record.ended_at or record.received_at)
-            entry = entry_of(record, 0, at, self._price_of(model, pool))
+            entry = entry_of(record, 0, at, self._price_of(record))
             if entry is not None:
                 entries.append(entry)
         for place, more in summed(entries).items():

@@ -1,7 +1,10 @@
 """Usage, as operators read it: one settlement for each request."""
 
+import asyncio
+
 import pytest
 
+from gateway.process import reload
 from gateway.sim.config import SimConfig
 from gateway.usage.journal import every_entry
 from tests.stories.stubs import free_url
@@ -47,6 +50,30 @@ async def test_a_message_is_charged_for_what_the_cache_had_of_its_prompt():
         first, again, streamed = [(each.input, each.output) for each in lines]
         assert first == again == streamed
         assert [each.cached > 0 for each in lines] == [False, True, True]
+
+
+@story
+async def test_a_request_costs_what_its_model_did_as_it_came():
+    """A reload that gives a pool another name, and its price too, makes no stream cheaper that outlives it."""
+    prices = "prices: {models: {m: {output: 1000000}}}"
+    sim = SimConfig(model="m", decode_step_s=0.02)
+    async with gateway(sim, extra=prices) as world:
+        chat = world.chat(max_tokens=20, stream=True)
+        running = asyncio.get_running_loop().create_task(chat)
+        await world.until(lambda: world.in_flight() == 1)
+        settings = world.path.read_text()
+        for name in ("{m: {output", '{"m": {"backends'):
+            assert name in settings
+            settings = settings.replace(name, name.replace("m", "new", 1))
+        world.path.write_text(settings)
+        assert (await reload(world.process)).done
+        assert not running.done()
+        assert (await running).status_code == 200
+        await world.until(lambda: not world.process.ingress.live)
+        world.process.ledger.post()
+        await world.process.accounts.turn()
+        (line,) = every_entry(world.process.config.state / "usage")
+        assert (line.model, line.output, line.money) == ("m", 20, 20.0)
 
 
 @story
