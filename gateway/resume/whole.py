@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import structs
 
-from gateway.core.types import Call, Dialect
+from gateway.core.types import Call, Dialect, Endpoint
 from gateway.resume.rules import may_go_on, may_trail
 from gateway.wire.large import fields_at_hand
 from gateway.wire.objects import decode_or_none, is_given
@@ -22,8 +22,13 @@ _SHOWN: Final = ("content", "reasoning", "reasoning_content", "text")
 
 
 def as_stream(call: Call) -> Call | None:
-    """Return the stream that is asked for in place of a whole reply; None where they could differ."""
-    if call.stream or call.places is not None or not may_trail(structs.replace(call, stream=True)):
+    """Return the stream that is asked for in place of a whole reply; None where they could differ.
+
+    Batches of chats have no streams, also those of one chat.
+    """
+    if call.stream or call.places is not None or call.endpoint is Endpoint.CHAT_BATCH:
+        return None
+    if not may_trail(structs.replace(call, stream=True)):
         return None
     fields = fields_at_hand(call)
     if is_given(fields.get("tools", msgspec.Raw())) or not may_go_on(call):

@@ -664,6 +664,27 @@ def test_what_is_put_together_is_what_an_engine_answers(path):
     check()
 
 
+@story
+async def test_a_batch_of_one_chat_is_no_stream_inside():
+    """Engines answer it as a whole, whatever it asks for; in a large reply nobody would find a frame."""
+    sim = replace(SIM, speed=0, max_model_len=1 << 16)
+    async with gateway(sim, sim, pool={"resume_replies": "16"}) as world:
+        for tokens in (40, 40_000):
+            chats = [[{"role": "user", "content": "tell me"}]]
+            asked = {"model": "m", "max_tokens": tokens, "messages": chats}
+            reply = await world.http.post("/v1/chat/completions/batch", json=asked)
+            (choice,) = reply.json()["choices"]
+            assert len(choice["message"]["content"]) == 4 * tokens
+            assert not choice.get("token_ids")
+        sent = [
+            json.loads(each.body)
+            for sim in world.sims
+            for each in sim.received("/v1/chat/completions/batch")
+        ]
+        assert [each.get("stream") for each in sent] == [None, None]
+        await world.settled()
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("cut", ["clean_end_without_done:7", "abort_finish:7"])
 def test_a_reply_that_is_made_anew_has_nothing_of_the_one_before(path, cut):
