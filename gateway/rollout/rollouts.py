@@ -186,6 +186,17 @@ class Rollouts:
         """Count and save nothing from now on, not after a reload either: another process judges these trials."""
         self._running, self._handed_over = {}, True
 
+    def take_over(self) -> None:
+        """Go on from what the gateway before this one carried out until it handed over."""
+        if (saved := read_state(self._file, _SAVED)) is None:
+            return
+        self._saved = saved
+        for name, rollout in self._running.items():
+            begun = self._begun(name, rollout.config)
+            if begun.carried_out and not rollout.carried_out:
+                self._running[name] = begun
+                self._carry_out(name)
+
     @property
     def handed_over(self) -> bool:
         """Whether another process judges these trials."""

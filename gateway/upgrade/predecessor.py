@@ -136,10 +136,11 @@ class Predecessor:
                 pass
 
     def leaves_to(self, process: Process) -> None:
-        """Take over operators' orders, and leave all older processes the time to finish. Call it once `gone`."""
+        """Take over orders and verdicts, and leave all older processes the time to finish. Call it once `gone`."""
         detail = f"process {os.getpid()} with version {__version__} took over"
         process.supervisor.events.note(process.clock, EventKind.UPGRADE, "", "done", detail)
         take_up(process.supervisor, self.expects.restarts, self.expects.tried)
+        process.rollouts.take_over()
         table, carried = process.table, process.table.carried_elsewhere
         process.finishing = finishing = [*self.expects.finishing]
         if self._process is not None:

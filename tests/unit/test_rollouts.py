@@ -126,6 +126,24 @@ def test_a_slow_revision_is_rolled_back_and_a_reload_changes_nothing(tmp_path):
     assert (site.trial.finding, site.reserve()) == (Finding.OPEN, set())
 
 
+def test_what_a_process_finds_while_another_one_takes_its_place_holds_there_too(tmp_path):
+    before, heir = (Site(tmp_path, weight=0.5, automatic=True) for _ in range(2))
+    serve(before, 700, first_s=0.4)
+    assert (before.reserve(), heir.reserve()) == ({NEW}, set())
+    before.rollouts.hand_over()
+    heir.rollouts.take_over()
+    assert (heir.trial.finding, heir.reserve()) == (Finding.WORSE, {NEW})
+    assert Site(tmp_path, weight=0.5, automatic=True).reserve() == {NEW}
+
+
+def test_who_takes_over_goes_on_with_what_it_saw_where_nothing_was_found(tmp_path):
+    before, heir = (Site(tmp_path, weight=0.5, automatic=True) for _ in range(2))
+    serve(heir, 3)
+    before.rollouts.hand_over()
+    heir.rollouts.take_over()
+    assert (heir.trial.finding, heir.trial.trial.requests) == (Finding.OPEN, 3)
+
+
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_canary_that_was_removed_from_the_settings_begins_anew_when_it_is_set_up_again(
     tmp_path, restarts
