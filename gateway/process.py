@@ -45,6 +45,7 @@ from gateway.ops.reloads import History, Reload, left_to
 from gateway.ops.upgrading import Upgrades
 from gateway.pools.table import PoolTable
 from gateway.rollout.rollouts import Rollouts
+from gateway.sharing import count_on
 from gateway.store.group import Group
 from gateway.store.replicas import Replicas
 from gateway.store.shared import SharedStore
@@ -252,23 +253,25 @@ async def watch_keys(process: Process) -> None:
 
 def take_shared_keys(process: Process) -> None:
     """Have requests from now on know the shared keys as they are now."""
-    settings = process.handler.settings
-    if process.shared_keys is None or settings.config.keys is None:
-        return
-    keys = process.shared_keys.ring(settings.config.tiers)
-    process.handler.settings = replace(settings, keys=keys)
-    process.handler.gate.configure(settings.config.pools, keys.priorities(process.clock.wall()))
+    config, shared = process.config, process.shared_keys
+    if shared is not None and config.keys is not None:
+        _take_keys(process, shared.ring(config.tiers))
+
+
+def _take_keys(process: Process, keys: KeyRing) -> None:
+    before = process.handler.settings
+    process.handler.settings = replace(before, keys=keys)
+    pools, priorities = before.config.pools, keys.priorities(process.clock.wall())
+    process.handler.gate.configure(pools, priorities)
+    count_on(process.handler, process.accounts, before)
 
 
 async def _watch_file(process: Process) -> None:
     async def look() -> None:
         async with process.changing:
-            settings = process.handler.settings
-            keys = await process.rereading.look(settings.keys)
+            keys = await process.rereading.look(process.handler.settings.keys)
             if keys is not None:
-                process.handler.settings = replace(settings, keys=keys)
-                priorities = keys.priorities(process.clock.wall())
-                process.handler.gate.configure(settings.config.pools, priorities)
+                _take_keys(process, keys)
 
     await periodic(look, every_s=_KEYS_S, name="keys")
 
@@ -327,9 +330,10 @@ def _swap(process: Process, loaded: Loaded, settings: Settings) -> tuple[str, ..
     effect = diff(process.config, loaded.config, started=process.started)
     process.loaded = loaded
     process.save_names()
-    process.handler.settings.counters.close()
-    process.handler.settings = settings
+    before, process.handler.settings = process.handler.settings, settings
+    before.counters.close()
     take_shared_keys(process)  # a key may have been revoked while the file was read
+    count_on(process.handler, process.accounts, before)
     change_ingresses(loaded.config, process.ingress, process.admin)
     process.table.apply(loaded.config.pools, loaded.config.health)
     keys = process.handler.settings.keys

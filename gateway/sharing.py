@@ -21,6 +21,7 @@ from gateway.config.models import Config
 from gateway.core.aio import Clock
 from gateway.core.errors import ConfigError
 from gateway.core.events import Events
+from gateway.ingress.handler import Handler
 from gateway.ingress.settings import Settings
 from gateway.limiting.limiter import Limiter
 from gateway.pools.table import PoolTable
@@ -99,6 +100,14 @@ def limiter_of(
         accounts.telling.on_learnt.append(limiter.recall)
         limiter.on_lost.append(accounts.telling.relearn)
     return limiter
+
+
+def count_on(handler: Handler, accounts: Accounts, before: Settings) -> None:
+    """Have limits that changed go on from all that was used of a day or month, also while there was none."""
+    if not handler.settings.counts_as(before):
+        handler.limiter.recall()
+        if accounts.telling is not None:
+            accounts.telling.count_for_another()
 
 
 def rollouts_of(

@@ -110,6 +110,12 @@ class KeyRing:
     def __len__(self) -> int:
         return len(self._known)
 
+    def counts_as(self, before: KeyRing) -> bool:
+        """Whether each key of a ring before that is here, too, has the limits and the tenant it had."""
+        own = self._known
+        both = ((was.caller, own[key].caller) for key, was in before._known.items() if key in own)
+        return all(a is b or (a.limits, a.tenant) == (b.limits, b.tenant) for a, b in both)
+
     def check_anew(self) -> None:
         """Remember no header that was right: the keys that tokens are signed with have changed."""
         self._seen.clear()

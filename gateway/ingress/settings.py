@@ -83,6 +83,14 @@ class Settings:
     going_on: Mapping[str, GoingOn]  # by pool
     precise: frozenset[str]  # pools whose engines tell what they hold
 
+    def counts_as(self, before: Settings) -> bool:
+        """Whether limits are as in settings before; a key that is new had none."""
+        keys, known = self.keys, before.keys
+        if isinstance(keys, KeyRing) and isinstance(known, KeyRing) and not keys.counts_as(known):
+            return False
+        now, then = self.config, before.config
+        return now.tenants == then.tenants and now.tiers == then.tiers
+
     def salt(self, ask: Ask) -> Callable[[str | None], str] | None:
         """Return what makes the salt of a prefix cache that tenants do not share; None where there is none."""
         if ask.call.endpoint in NO_ENGINE:

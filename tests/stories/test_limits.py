@@ -194,6 +194,53 @@ async def tokens_today(world, headers):
     return next(each["used"] for each in told if each["rule"] == "tokens_per_day")
 
 
+def of_key(**changes):
+    async def change(world):
+        file = world.path.parent / "keys.yaml"
+        (key,) = [each for each in keys.list_keys(file) if each.name == "ci"]
+        keys.run(keys.keys_of(file).update(key.id, changes))
+
+    return change
+
+
+def of_tenant(limits):
+    async def change(world):
+        others = [each for each in world.path.read_text().splitlines() if "tenants:" not in each]
+        world.path.write_text("\n".join([*others, f"tenants: {{ci: {{limits: {limits}}}}}"]))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("limits", "away", "back"),
+    [
+        (True, of_key(limits=None), of_key(limits={"tokens_per_day": 9000})),
+        (True, of_key(tenant="other"), of_key(tenant="ci")),
+        (False, of_tenant("{requests_per_minute: 600}"), of_tenant("{tokens_per_day: 9000}")),
+    ],
+    ids=["key", "tenant of a key", "tenant"],
+)
+@story
+async def test_a_limit_that_comes_back_counts_what_was_used_without_it(limits, away, back):
+    """Else a budget that is lifted for an afternoon has forgotten that afternoon for the rest of the month."""
+    own = KeyLimits(tokens_per_day=9000) if limits else None
+    tenants = "" if limits else "tenants: {ci: {limits: {tokens_per_day: 9000}}}"
+    async with limited(limits=own, extra=tenants) as (world, ci):
+
+        async def after(change):
+            await world.until(lambda: not world.process.ingress.live)
+            world.process.ledger.post()
+            await change(world)
+            assert (await reload(world.process)).done
+
+        assert (await world.chat(headers=ci, max_tokens=20)).status_code == 200
+        used = await tokens_today(world, ci)
+        await after(away)
+        assert (await world.chat(headers=ci, max_tokens=20)).status_code == 200
+        await after(back)
+        assert await tokens_today(world, ci) == 2 * used
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @story
 async def test_a_request_that_two_servers_died_of_takes_no_tokens(stream):
