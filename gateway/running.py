@@ -183,7 +183,7 @@ def _background(process: Process, group: asyncio.TaskGroup) -> list[asyncio.Task
     others = []
     if process.group is not None or process.started.redis is not None:
         here = process.store, process.clock, process.table, process.replicas.id
-        telling = Telling(*here, process.handler.gate.anybody_waits)
+        telling = Telling(*here, process.handler.gate.anybody_waits, process.supervisor.names.of)
         others.append(group.create_task(telling.run(), name="what is under way"))
         others.append(group.create_task(_exchange(process).run(), name="what was sent where"))
         elects = process.leads and process.started.redis is not None

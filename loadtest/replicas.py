@@ -63,6 +63,7 @@ class Several:
                 each.table,
                 str(place),
                 each.gate.anybody_waits,
+                lambda backend: backend.id,
                 random.Random(seed + place),
             )
             for place, each in enumerate(self.every)

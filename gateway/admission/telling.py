@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.core.aio import Clock, periodic
 from gateway.pools.elsewhere import UnderWay, since, together
-from gateway.pools.table import PoolTable
+from gateway.pools.table import Backend, PoolTable
 from gateway.store.shared import Board, SharedStore, StoreUnavailable, read_told
 
 _CALM_S: Final = 0.25
@@ -28,7 +28,7 @@ class Told(msgspec.Struct, frozen=True):
     """What a gateway tells. What another version does not tell has its default."""
 
     waits: bool = False  # requests wait for room there
-    backends: dict[str, UnderWay] = {}
+    backends: dict[str, UnderWay] = {}  # by their `heal.names`
 
 
 _FORMAT: Final = msgspec.json.Decoder(Told)
@@ -43,6 +43,7 @@ class Telling:
     table: PoolTable
     id: str
     waits: Callable[[], bool]  # whether requests wait for room here
+    name_of: Callable[[Backend], str]  # what all gateways call a backend
     rng: random.Random = field(default_factory=random.Random)  # spreads when gateways tell
     _before: dict[str, Told] = field(default_factory=dict)  # by gateway
     _short_until: float = -math.inf  # somebody waited for room lately
@@ -63,7 +64,8 @@ class Telling:
     async def turn(self) -> None:
         """Tell what is under way here, and hear of the others. Without the store nothing is known of them."""
         waits = self.waits()
-        own = Told(waits, {each.id: each.room.under_way(each.in_flight) for each in self.table})
+        under_way = {self.name_of(each): each.room.under_way(each.in_flight) for each in self.table}
+        own = Told(waits, under_way)
         try:
             found = await self.store.beat(
                 self.id, msgspec.json.encode(own).decode(), _KEPT_S, Board.UNDER_WAY
@@ -81,7 +83,11 @@ class Telling:
         heard: dict[str, list[UnderWay]] = {}
         for each, told in self._before.items():
             earlier = before[each].backends if each in before else {}
-            for backend_id, of in told.backends.items():
-                heard.setdefault(backend_id, []).append(since(earlier.get(backend_id), of))
-        elsewhere = {backend_id: together(every) for backend_id, every in heard.items()}
+            for name, of in told.backends.items():
+                heard.setdefault(name, []).append(since(earlier.get(name), of))
+        elsewhere = {
+            each.id: together(every)
+            for each in self.table
+            if (every := heard.get(self.name_of(each))) is not None
+        }
         self.table.hear(elsewhere, len(self._before) + 1)

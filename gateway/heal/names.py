@@ -9,8 +9,10 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Iterable
+from functools import lru_cache
 from urllib.parse import urlsplit
 
+from gateway.config.sockets import PREFIX
 from gateway.pools.table import Backend
 
 
@@ -23,18 +25,19 @@ class Names:
 
     def of(self, backend: Backend) -> str:
         """Return what all replicas call a backend."""
-        return f"{backend.id}@{self._host}" if _of_this_machine(backend) else backend.id
+        return f"{backend.id}@{self._host}" if _of_this_machine(backend.url) else backend.id
 
     def lease(self, pool: str, backends: Iterable[Backend]) -> str:
         """Return the name of the lease on the restarts of these backends of a pool."""
-        local = any(_of_this_machine(each) for each in backends)
+        local = any(_of_this_machine(each.url) for each in backends)
         return f"restarts/{pool}@{self._host}" if local else f"restarts/{pool}"
 
 
-def _of_this_machine(backend: Backend) -> bool:
-    if backend.socket is not None:
+@lru_cache(maxsize=4096)  # it is asked of each backend up to 50 times a second
+def _of_this_machine(url: str) -> bool:
+    if url.startswith(PREFIX):
         return True
-    host = urlsplit(backend.url).hostname or ""
+    host = urlsplit(url).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

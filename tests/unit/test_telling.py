@@ -7,7 +7,8 @@ import pytest
 from gateway.admission.telling import Telling
 from gateway.config.models import Config
 from gateway.core.types import Exclusion, LoadSample, Need, Scraped
-from gateway.pools.elsewhere import UnderWay, since, together
+from gateway.heal.names import Names
+from gateway.pools.elsewhere import NOTHING, UnderWay, since, together
 from gateway.pools.table import PoolTable
 from gateway.store.memory import MemoryStore
 from gateway.store.shared import Board, StoreUnavailable
@@ -27,19 +28,26 @@ class Store(MemoryStore):
 
 
 class World:
-    """Some gateways before the same two backends."""
+    """Some gateways before the same two backends, each on a machine of its own."""
 
-    def __init__(self, count=2):
+    def __init__(self, count=2, urls=URLS):
         self.clock = HeldClock()
         self.store = Store(self.clock)
-        config = Config.model_validate({"pools": {"m": {"backends": [*URLS]}}})
+        config = Config.model_validate({"pools": {"m": {"backends": [*urls]}}})
         self.tables = [PoolTable(self.clock) for _ in range(count)]
         for table in self.tables:
             table.apply(config.pools, config.health)
         self.ids = [each.id for each in self.tables[0]]
         self.waiting = set()
         self.telling = [
-            Telling(self.store, self.clock, table, str(n), lambda n=n: n in self.waiting)
+            Telling(
+                self.store,
+                self.clock,
+                table,
+                str(n),
+                lambda n=n: n in self.waiting,
+                Names(f"host-{n}").of,
+            )
             for n, table in enumerate(self.tables)
         ]
 
@@ -57,6 +65,15 @@ class World:
 
     def backend(self, who, place=0):
         return self.tables[who].get(self.ids[place])
+
+
+def test_a_server_of_another_machine_has_nothing_to_do_with_that_of_the_same_name_here():
+    world = World(urls=("http://127.0.0.1:8000", URLS[1]))
+    for place in (0, 1):
+        world.take(1, place=place)
+    world.turn(1, 0)
+    assert world.backend(0, place=0).elsewhere == NOTHING
+    assert world.backend(0, place=1).elsewhere.requests == 1
 
 
 def test_what_another_gateway_sends_is_work_here():
