@@ -194,7 +194,7 @@ def build(
     adapters = Adapters(
         table, clock, supervisor.events, adapter_memory(config, group), handler.gate.awaited
     )
-    adapters.together = adapters_together(config, store, clock, replicas.id, group)
+    adapters.together = adapters_together(config, store, clock, replicas.id, group, supervisor)
     adapters.apply(config.pools)
     handler.gate.on_wanted.append(adapters.want)
     return Process(

@@ -21,6 +21,7 @@ from gateway.config.models import Config
 from gateway.core.aio import Clock
 from gateway.core.errors import ConfigError
 from gateway.core.events import Events
+from gateway.heal.supervisor import Supervisor
 from gateway.ingress.handler import Handler
 from gateway.ingress.settings import Settings
 from gateway.limiting.limiter import Limiter
@@ -126,9 +127,14 @@ def adapter_memory(config: Config, group: Group | None) -> Memory:
 
 
 def adapters_together(
-    config: Config, store: SharedStore, clock: Clock, process_id: str, group: Group | None
-) -> Together | None:
+    config: Config, store: SharedStore, clock: Clock, process_id: str, group: Group | None, supervisor: Supervisor
+) -> Together | None:  # fmt: skip
     """Return what has one process place adapters for all; None: there is no other."""
-    if group is not None:
-        return Together(store, clock, process_id, may_lead=group.place.leads, others=True)
-    return None if config.redis is None else Together(store, clock, process_id)
+    if group is None and config.redis is None:
+        return None
+    leads, table, names = group is None or group.place.leads, supervisor.table, supervisor.names
+
+    def scope_of(pool: str) -> str:
+        return names.scope(table.backends(pool))
+
+    return Together(store, clock, process_id, leads, group is not None, scope_of)

@@ -3,6 +3,8 @@
 Each tells which adapters its requests use and wait for. The holder of a lease plans for the sum, and tells what each
 backend has and lacks. Of the workers of one gateway only the first may hold it: operators' orders arrive there.
 
+A pool with servers of this machine (`heal.names`) is none of another one's: each machine has a lease for its own.
+
 While the store does not answer, the gateway that planned last goes on, and the others go by the model lists of the
 backends. Once its lease has ended another gateway may plan, so it unloads nothing that others may use.
 """
@@ -10,7 +12,7 @@ backends. Once its lease has ended another gateway may plan, so it unloads nothi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,20 +31,18 @@ _FORMAT: Final = msgspec.json.Decoder(dict[str, PoolTold])
 
 @dataclass(slots=True)
 class Together:
-    """One task of a process; `id` names its life."""
+    """One task of a process; `id` names its life. `scope_of` says whose a pool is, see `heal.names.Names.scope`."""
 
     store: SharedStore
     clock: Clock
     id: str
     may_lead: bool = True
     others: bool = False  # there certainly are others: the other workers
-    _seat: Seat = field(init=False)
-    _leads: bool | None = None  # None: not known yet
+    scope_of: Callable[[str], str] = field(default=lambda pool: "")
+    _seats: dict[str, Seat] = field(default_factory=dict)  # by scope
+    _leads: dict[str, bool] = field(default_factory=dict)  # by scope; missing: not known yet
     _others: list[dict[str, PoolTold]] = field(default_factory=list)  # their last messages
     _heard_at: float = -math.inf
-
-    def __post_init__(self) -> None:
-        self._seat = Seat("adapters", self.id, self.store, self.clock)
 
     async def run(self, pools: Mapping[str, PoolAdapters]) -> None:
         """Tell and hear until cancelled."""
@@ -54,23 +54,35 @@ class Together:
 
     async def turn(self, pools: Mapping[str, PoolAdapters]) -> None:
         """Exchange messages with the other gateways, and decide whether this one leads."""
+        scopes = {name: self.scope_of(name) for name in pools}
+        seats = {scope: self._seat(scope) for scope in scopes.values()}
         found: Mapping[str, tuple[str, float]] | None = None
         try:
-            if self.may_lead:
-                await self._seat.keep()
-            self._leads = self._seat.ours
-            text = msgspec.json.encode({name: each.tell() for name, each in pools.items()}).decode()
+            for scope, seat in seats.items():
+                if self.may_lead:
+                    await seat.keep()
+                self._leads[scope] = seat.ours
+            told = {name + scopes.get(name, ""): each.tell() for name, each in pools.items()}
+            text = msgspec.json.encode(told).decode()
             found = await self.store.beat(self.id, text, _KEPT_S, Board.ADAPTERS)
         except StoreUnavailable:
-            self._leads = self.may_lead and self._leads is not False
+            for scope in seats:
+                self._leads[scope] = self.may_lead and self._leads.get(scope) is not False
         if found is not None:
             others = [text for each, (text, _) in found.items() if each != self.id]
             self._others = [read_told(_FORMAT, text, {}) for text in others]
             self._heard_at = self.clock.now()
-        elif not self._seat.ours and self.clock.now() - self._heard_at > _KEPT_S:
-            self._others = []
-        stale = found is None and self._leads and not self._seat.ours
-        for name, keeper in pools.items():
-            keeper.leads = self._leads
-            messages = [each[name] for each in self._others if name in each]
+        heard_lately = self.clock.now() - self._heard_at <= _KEPT_S
+        for name in scopes.keys() & pools.keys():  # a reload may have changed them meanwhile
+            scope, keeper = scopes[name], pools[name]
+            keeper.leads = self._leads[scope]
+            stale = found is None and keeper.leads and not seats[scope].ours
+            heard = self._others if heard_lately or seats[scope].ours else ()
+            messages = [each[name + scope] for each in heard if name + scope in each]
             keeper.hear(Elsewhere(messages, stale=stale, others=self.others))
+
+    def _seat(self, scope: str) -> Seat:
+        known = self._seats.get(scope)
+        if known is None:
+            known = self._seats[scope] = Seat(f"adapters{scope}", self.id, self.store, self.clock)
+        return known

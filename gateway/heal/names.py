@@ -29,8 +29,11 @@ class Names:
 
     def lease(self, pool: str, backends: Iterable[Backend]) -> str:
         """Return the name of the lease on the restarts of these backends of a pool."""
-        local = any(_of_this_machine(each.url) for each in backends)
-        return f"restarts/{pool}@{self._host}" if local else f"restarts/{pool}"
+        return f"restarts/{pool}{self.scope(backends)}"
+
+    def scope(self, backends: Iterable[Backend]) -> str:
+        """Return what tells a pool of this machine from that of another one; empty where all mean the same backends."""
+        return f"@{self._host}" if any(_of_this_machine(each.url) for each in backends) else ""
 
 
 @lru_cache(maxsize=4096)  # it is asked of each backend up to 50 times a second

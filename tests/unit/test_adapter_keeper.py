@@ -567,6 +567,27 @@ def test_a_worker_that_may_not_lead_never_does(tmp_path):
 
 
 @held
+async def are_of_two_machines(folder, scopes, names):
+    """Have two gateways with one store, each before a server of its own, asked for an adapter each."""
+    sites = [Site(folder / each) for each in "ab"]
+    store = Store(sites[0].loop)
+    gateways = [
+        Together(store, site.loop, name, scope_of=lambda pool, scope=scope: scope)
+        for site, name, scope in zip(sites, "ab", scopes, strict=True)
+    ]
+    for _ in range(40):
+        for site, gateway, name in zip(sites, gateways, "ab", strict=True):
+            await gateway.turn({"m": site.keeper})
+            site.keeper.turn(frozenset(name))
+        await passes(0.25)
+    assert [[*site.names] for site in sites] == names
+
+
+def test_each_machine_places_the_adapters_of_its_own_servers(tmp_path):
+    are_of_two_machines(tmp_path / "apart", ("@one", "@other"), [["a"], ["b"]])
+
+
+@held
 async def told_of_many(folder):
     listed = [{"name": f"a{each}", "path": f"/a{each}"} for each in range(1200)]
     backends = [{"url": f"http://127.0.0.1:{8001 + each}"} for each in range(8)]

@@ -26,6 +26,12 @@ def test_a_backend_that_all_reach_has_one_name(url):
     assert Names("one").lease("m", [backend(url)]) == "restarts/m"
 
 
+def test_a_pool_with_servers_of_this_machine_is_this_machines():
+    local, remote = backend("http://127.0.0.1:8000"), backend("http://10.0.0.1:8000")
+    assert Names("one").scope([remote, local]) == "@one"
+    assert Names("one").scope([remote]) == ""
+
+
 def test_this_machine_is_known_by_its_host_name():
     assert Names().of(backend("http://127.0.0.1:1")) == Names().of(backend("http://127.0.0.1:1"))
     assert "@" in Names().of(backend("http://127.0.0.1:1"))
