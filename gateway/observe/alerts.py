@@ -28,8 +28,8 @@ class Alert:
 
     name: str
     expr: str
-    lasts: str  # how long it must hold before it fires
-    severity: Severity
+    lasts: str = "0s"  # how long it must hold before it fires
+    severity: Severity = "warning"
     summary: str
     means: str
     look: str
@@ -39,7 +39,7 @@ class Alert:
 _SERVING: Final = f"{Phase.READY.value}|{Phase.DEGRADED.value}"
 _FAILED: Final = "|".join(sorted(ERRORS))
 _POOL: Final = "pool {{ $labels.pool }}"
-_BACKEND: Final = "{{ $labels.pool }}/{{ $labels.backend }}"
+BACKEND: Final = "{{ $labels.pool }}/{{ $labels.backend }}"
 _BUGS: Final = f'gateway_requests_total{{outcome="{Outcome.BUG.value}"}}'
 _ALL: Final = 'sum by (instance, pool) (rate(gateway_requests_total{pool!="_unknown"}[5m]))'
 
@@ -96,8 +96,6 @@ SERVICE: Final = (
         name="GatewayBug",
         # A series begins with its first request, which counts as no increase.
         expr=f"sum by (instance, pool) ((increase({_BUGS}[5m]) > 0) or ({_BUGS} unless {_BUGS} offset 5m)) > 0",
-        lasts="0s",
-        severity="warning",
         summary=f"The gateway itself failed on requests for {_POOL}",
         means="A request met an error in the gateway's own code (500 `server_error`). Others go on.",
         look="Its log has the traceback beside the request's id.",
@@ -109,9 +107,7 @@ CAPACITY: Final = (
     Alert(
         name="KvCacheFull",
         expr="gateway_backend_kv_usage_ratio > 0.95 and on (instance, pool) gateway_queue_requests > 0",
-        lasts="0s",
-        severity="warning",
-        summary=f"The KV cache of {_BACKEND} is {{{{ $value | humanizePercentage }}}} full, and requests wait",
+        summary=f"The KV cache of {BACKEND} is {{{{ $value | humanizePercentage }}}} full, and requests wait",
         means="The engine has all the work that it can hold. New requests wait here; if others use this server too,"
         " it may preempt.",
         look="`RUNNING`, `WAITING` and `IN FLIGHT` of `vllm-gateway status`: is the work all of this gateway's?",
@@ -122,7 +118,6 @@ CAPACITY: Final = (
         name="RequestsShed",
         expr=f'{_share(f"""outcome="{Outcome.SHED.value}" """.strip())} > 0.05',
         lasts="2m",
-        severity="warning",
         summary=f"{{{{ $value | humanizePercentage }}}} of the requests of {_POOL} are refused for capacity",
         means="More work arrives than the backends can do in time. Clients get 429 or 503 with a time to retry.",
         look="`gateway_shed_total` by reason; `vllm-gateway explain ID` of one of them names the setting.",
@@ -132,8 +127,6 @@ CAPACITY: Final = (
     Alert(
         name="QueueDoesNotEmpty",
         expr="min_over_time(gateway_queue_requests[5m]) > 0 and gateway_queue_requests offset 5m > 0",
-        lasts="0s",
-        severity="warning",
         summary=f"Requests have waited for {_POOL} for 5 minutes without a break",
         means="No backend has room. The queue is bounded and fair, but first tokens come late.",
         look="`vllm-gateway status`: is it the KV cache or the limit of each backend that is full?",
@@ -145,7 +138,6 @@ CAPACITY: Final = (
         expr="histogram_quantile(0.95, sum by (instance, pool, le) (rate(gateway_ttft_seconds_bucket[5m]))) > 10"
         " and on (instance, pool) sum by (instance, pool) (increase(gateway_ttft_seconds_count[5m])) >= 20",
         lasts="5m",
-        severity="warning",
         summary=f"One in 20 first tokens of {_POOL} takes longer than {{{{ $value | humanizeDuration }}}}",
         means="Clients wait long for the beginning of their replies: in the queue here, or while the engine reads prompts.",
         look="`gateway_queue_wait_seconds` tells the part of the queue. If it is small, prompts are long or not cached:"
@@ -158,8 +150,6 @@ OPERATORS: Final = (
     Alert(
         name="CanaryWorse",
         expr='gateway_canary_verdict{verdict="worse"} == 1',
-        lasts="0s",
-        severity="warning",
         summary=f"The canary of {_POOL} is certainly worse than the others",
         means="Its errors or its speed differ from the other revision by more than chance explains.",
         look="`vllm-gateway status` has the comparison.",
@@ -170,7 +160,6 @@ OPERATORS: Final = (
         name="RestartsHeld",
         expr="gateway_restarts_held == 1",
         lasts="4h",
-        severity="warning",
         summary=f"Automatic restarts of {_POOL} have been on hold for four hours",
         means="An operator ran `hold`, and nobody lifted it. What fails stays so.",
         look="`vllm-gateway audit` says who, and why.",
@@ -184,7 +173,6 @@ PROCESS: Final = (
         expr="histogram_quantile(0.99, sum by (instance, le)"
         " (rate(gateway_event_loop_lag_seconds_bucket[5m]))) > 0.1",
         lasts="5m",
-        severity="warning",
         summary="The event loop of {{ $labels.instance }} is late by more than {{ $value | humanizeDuration }}",
         means="The process has more to do than one core can, or is not given a core.",
         look="`rate(process_cpu_seconds_total[1m])` near 1 means that it is busy; far below, that others take its core.",
@@ -194,7 +182,6 @@ PROCESS: Final = (
         name="FileDescriptorsLow",
         expr="process_open_fds / process_max_fds > 0.8 and on (instance) gateway_build_info",
         lasts="2m",
-        severity="warning",
         summary="{{ $labels.instance }} uses {{ $value | humanizePercentage }} of its file descriptors",
         means="At the limit, idle clients are closed for new ones, and then new ones are refused.",
         look="`gateway_open_connections` by side; `gateway_connections_shed_total`.",
@@ -204,7 +191,6 @@ PROCESS: Final = (
         name="BodiesFull",
         expr="gateway_request_body_bytes / gateway_request_body_limit_bytes > 0.9",
         lasts="1m",
-        severity="warning",
         summary="Request bodies hold {{ $value | humanizePercentage }} of the memory for them",
         means="Large requests (images, audio, long prompts) wait for memory, and are then refused.",
         look="`vllm-gateway usage --by key` tells who sends most.",
@@ -214,7 +200,6 @@ PROCESS: Final = (
         name="ConnectionsRefused",
         expr='sum by (instance, reason) (rate(gateway_connections_shed_total{reason=~"refused|address"}[5m])) > 0',
         lasts="1m",
-        severity="warning",
         summary="New clients are refused ({{ $labels.reason }})",
         means="`refused`: as many clients as `limits.connections` have requests in progress. `address`: one address"
         " has as many as `limits.connections_per_address`.",
@@ -224,8 +209,6 @@ PROCESS: Final = (
     Alert(
         name="LogLinesLost",
         expr="increase(gateway_access_log_dropped_total[10m]) > 0",
-        lasts="0s",
-        severity="warning",
         summary="{{ $labels.instance }} has lost log lines",
         means="Standard output blocked or failed: its disk is full, or its reader is too slow. Requests do not wait for it.",
         look="`df -h`; `journalctl --disk-usage`.",
@@ -236,7 +219,6 @@ PROCESS: Final = (
         expr="gateway_config_info and on (job)"
         ' count by (job) (count by (job, shared) (gateway_config_info{shared!=""})) > 1',
         lasts="10m",
-        severity="warning",
         summary="{{ $labels.instance }} and other gateways have different configurations",
         means="A change reached some gateways and not the others, so clients get different answers.",
         look="The label `shared` of `gateway_config_info`: gateways with the same value have the same settings, apart from"
@@ -250,7 +232,6 @@ CLIENTS: Final = (
         name="WrongKeys",
         expr="sum by (instance, listener) (rate(gateway_failed_keys_total[5m])) > 1",
         lasts="5m",
-        severity="warning",
         summary="Wrong keys arrive at the {{ $labels.listener }} listener, {{ $value | humanize }} a second",
         means="A client goes on with a revoked key, or somebody guesses. Answers to one address are limited.",
         look="`client` of the log's lines: `request` with `outcome` `unauthenticated` at the public listener,"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.observe.alerts import Alert, Severity
+from gateway.observe.alerts import BACKEND, Alert
 
 _DIAGNOSE: Final = "`vllm-gateway logs POOL/NAME | vllm-gateway diagnose -`"
 
@@ -17,86 +17,56 @@ def _one_of(label: str, values: str) -> str:
     return f'{label}=~"{values}"' if "|" in values else f'{label}="{values}"'
 
 
-def _state(  # noqa: PLR0913 - an alert has as many parts
-    name: str, states: str, summary: str, *, means: str, look: str, act: str, lasts: str = "0s"
-) -> Alert:
-    """Return the alert that a backend is in one of some states (`ops.states.BackendState`)."""
-    return Alert(
-        name=name,
-        # `lasts` counts on while it goes from one of the states to another.
-        expr=f"max without (state) (gateway_backend_state{{{_one_of('state', states)}}}) == 1",
-        lasts=lasts,
-        severity="warning",
-        summary=f"Backend {{{{ $labels.pool }}}}/{{{{ $labels.backend }}}} {summary}",
-        means=means,
-        look=look,
-        act=act,
-    )
+def _in_state(states: str) -> str:
+    """Return the expression that a backend is in one of some states (`ops.states.BackendState`)."""
+    # `lasts` counts on while it goes from one of the states to another.
+    return f"max without (state) (gateway_backend_state{{{_one_of('state', states)}}}) == 1"
 
 
-def _problem(  # noqa: PLR0913
-    name: str,
-    kinds: str,
-    summary: str,
-    *,
-    means: str,
-    look: str,
-    act: str,
-    lasts: str = "0s",
-    severity: Severity = "warning",
-) -> Alert:
-    """Return the alert that there is a problem of some kinds (`ops.problems.ProblemKind`)."""
-    return Alert(
-        name=name,
-        expr=f"gateway_problem{{{_one_of('kind', kinds)}}} == 1",
-        lasts=lasts,
-        severity=severity,
-        summary=summary,
-        means=means,
-        look=look,
-        act=act,
-    )
+def _has_problem(kinds: str) -> str:
+    """Return the expression that there is a problem of some kinds (`ops.problems.ProblemKind`)."""
+    return f"gateway_problem{{{_one_of('kind', kinds)}}} == 1"
 
 
 STATES: Final = (
-    _state(
-        "BackendCrashLoops",
-        "crash-looping|suspended",
-        "crashes again and again",
+    Alert(
+        name="BackendCrashLoops",
+        expr=_in_state("crash-looping|suspended"),
+        summary=f"Backend {BACKEND} crashes again and again",
         means="It ended several times within minutes. `suspended`: the gateway leaves it alone until an operator acts.",
         look=f"{_DIAGNOSE} names the cause, the line that proves it, and the flag to change.",
         act="Change the flag or the machine, reload, then `vllm-gateway undrain POOL/NAME`.",
     ),
-    _state(
-        "BackendFailed",
-        "failed|down",
-        "does not run: its process ended, or its health checks fail",
+    Alert(
+        name="BackendFailed",
+        expr=_in_state("failed|down"),
+        summary=f"Backend {BACKEND} does not run: its process ended, or its health checks fail",
         means="Its peers do its work. A launched one is started again by itself, with pauses.",
         look=f"{_DIAGNOSE}; for others vLLM's log where it runs.",
         act="Start it where it runs, if the gateway does not. If it ends again, BackendCrashLoops follows.",
         lasts="10s",
     ),
-    _state(
-        "BackendUnreachable",
-        "unreachable",
-        "cannot be reached",
+    Alert(
+        name="BackendUnreachable",
+        expr=_in_state("unreachable"),
+        summary=f"Backend {BACKEND} cannot be reached",
         means="Nothing answers at its address, or what answers is no vLLM that lets the gateway in.",
         look="`curl URL/health` from the gateway's machine; `vllm-gateway status` has the error.",
         act="Start vLLM; mend the address, the firewall or `api_key`; `vllm-gateway check FILE --probe` tries all.",
         lasts="10s",
     ),
-    _state(
-        "BackendFailing",
-        "failing",
-        "answers its checks, and its requests fail",
+    Alert(
+        name="BackendFailing",
+        expr=_in_state("failing"),
+        summary=f"Backend {BACKEND} answers its checks, and its requests fail",
         means="It gets no new requests, or one at a time, until one succeeds.",
         look="`vllm-gateway events`; `gateway_upstream_failures_total` by reason; vLLM's own log.",
         act="Restart it: `vllm-gateway restart POOL/NAME`, or where it runs.",
     ),
-    _state(
-        "BackendStartsLong",
-        "starting|pending|restarting",
-        "has been starting for half an hour",
+    Alert(
+        name="BackendStartsLong",
+        expr=_in_state("starting|pending|restarting"),
+        summary=f"Backend {BACKEND} has been starting for half an hour",
         means="vLLM loads weights, compiles, or waits for something that does not come.",
         look="`vllm-gateway logs POOL/NAME` shows how far it is.",
         act="A slow disk or download needs patience (`supervision.patience`); a hang needs a restart.",
@@ -105,79 +75,79 @@ STATES: Final = (
 )
 
 PROBLEMS: Final = (
-    _problem(
-        "BackendFrozen",
-        "frozen",
-        "The engine of {{ $labels.subject }} makes no progress, though its server answers",
+    Alert(
+        name="BackendFrozen",
+        expr=_has_problem("frozen"),
+        summary="The engine of {{ $labels.subject }} makes no progress, though its server answers",
         means="Requests wait there, and nothing comes. A deadlock, a GPU fault, or a stopped process. New requests go"
         " elsewhere; when test requests get no token either, it is taken out of its pool.",
         look="`vllm-gateway events` has the evidence; `nvidia-smi` and `dmesg` on its machine tell of GPU faults (Xid).",
         act="With `launch` or `restart` it is restarted by itself, unless that is on hold. Else restart vLLM there.",
     ),
-    _problem(
-        "ModelFails",
-        "requests_fail|model_fails",
-        "Most requests for {{ $labels.subject }} fail",
+    Alert(
+        name="ModelFails",
+        expr=_has_problem("requests_fail|model_fails"),
+        summary="Most requests for {{ $labels.subject }} fail",
         means="Of its last requests more than half failed. Others of the pool may be in order.",
         look="`vllm-gateway status` has the numbers and the reasons; `vllm-gateway explain --last-error` one request.",
         act="For an adapter: `vllm-gateway adapters list`. For a model: drain the backend that fails, or roll back.",
         severity="critical",
     ),
-    _problem(
-        "AdapterMissing",
-        "adapter_missing",
-        "Adapter {{ $labels.subject }} is on no backend, and could not be loaded",
+    Alert(
+        name="AdapterMissing",
+        expr=_has_problem("adapter_missing"),
+        summary="Adapter {{ $labels.subject }} is on no backend, and could not be loaded",
         means="Requests for it are refused. The backends refused it: its path is not there, or its rank is too large.",
         look="`vllm-gateway adapters list` has the reason for each backend.",
         act="Mend the path, or `--max-lora-rank` of vLLM, then `vllm-gateway adapters load POOL/NAME ADAPTER`.",
         severity="critical",
     ),
-    _problem(
-        "AdapterLoadFails",
-        "adapter_failed",
-        "An adapter could not be loaded: {{ $labels.subject }}",
+    Alert(
+        name="AdapterLoadFails",
+        expr=_has_problem("adapter_failed"),
+        summary="An adapter could not be loaded: {{ $labels.subject }}",
         means="Other backends have it and serve it. This one cannot help.",
         look="`vllm-gateway adapters list` has the reason.",
         act="As for AdapterMissing.",
     ),
-    _problem(
-        "PoolSaturated",
-        "saturated",
-        "No backend of {{ $labels.subject }} has room",
+    Alert(
+        name="PoolSaturated",
+        expr=_has_problem("saturated"),
+        summary="No backend of {{ $labels.subject }} has room",
         means="New requests wait here, or are refused with a time to retry. What runs is not touched.",
         look="`vllm-gateway status` says what is full: the KV cache, or the limit of each backend.",
         act="Add a backend, or have its heaviest tenant send less (`vllm-gateway usage --by tenant`).",
         lasts="10s",
     ),
-    _problem(
-        "BackendSlow",
-        "slow",
-        "{{ $labels.subject }} writes tokens much more slowly than its peers",
+    Alert(
+        name="BackendSlow",
+        expr=_has_problem("slow"),
+        summary="{{ $labels.subject }} writes tokens much more slowly than its peers",
         means="Its GPU is throttled, shared, or another kind. It gets less work, and its streams are slow.",
         look="`nvidia-smi -q -d PERFORMANCE` on its machine; `vllm-gateway status` has the factor.",
         act="`vllm-gateway drain POOL/NAME` keeps requests from it. `supervision.slow_ratio` restarts such a backend.",
     ),
-    _problem(
-        "BackendLostRequests",
-        "lost_requests",
-        "{{ $labels.subject }} has far more requests of this gateway than its engine runs",
+    Alert(
+        name="BackendLostRequests",
+        expr=_has_problem("lost_requests"),
+        summary="{{ $labels.subject }} has far more requests of this gateway than its engine runs",
         means="Requests are lost between its API server and its engine, or its metrics are wrong.",
         look="vLLM's log there; `RUNNING`, `WAITING` and `IN FLIGHT` of `vllm-gateway status`.",
         act="`vllm-gateway restart POOL/NAME` ends what hangs.",
     ),
-    _problem(
-        "BackendMetricsStale",
-        "metrics_stale",
-        "The metrics of {{ $labels.subject }} are out of date",
+    Alert(
+        name="BackendMetricsStale",
+        expr=_has_problem("metrics_stale"),
+        summary="The metrics of {{ $labels.subject }} are out of date",
         means="Its load is unknown, so it gets fewer requests than it could do.",
         look="`curl URL/metrics` from the gateway's machine; `vllm-gateway doctor` names the flag.",
         act="Start vLLM without `--disable-log-stats`.",
         lasts="1m",
     ),
-    _problem(
-        "GpuMemoryLow",
-        "gpu_memory",
-        "A GPU of {{ $labels.subject }} has little memory left",
+    Alert(
+        name="GpuMemoryLow",
+        expr=_has_problem("gpu_memory"),
+        summary="A GPU of {{ $labels.subject }} has little memory left",
         means="85 % of the memory that launched servers leave free by their settings is in use. vLLM takes its share at"
         " its start; what runs out is the rest: CUDA graphs, NCCL, other processes. A GPU with a server that has"
         " `--kv-cache-memory-bytes` is not judged: how much such a server takes does not follow from its settings.",
@@ -185,77 +155,77 @@ PROBLEMS: Final = (
         " tells since when; the log has a line each minute (`gpu`).",
         act="End what does not belong there, or lower `gpu-memory-utilization` in `launch.args` and restart the server.",
     ),
-    _problem(
-        "SharedStoreLost",
-        "store_lost",
-        "Redis, or the store of the workers, does not answer",
+    Alert(
+        name="SharedStoreLost",
+        expr=_has_problem("store_lost"),
+        summary="Redis, or the store of the workers, does not answer",
         means="Requests are served. Each gateway counts limits by itself, and no backend is restarted.",
         look="`redis-cli -u URL ping`; `vllm-gateway check FILE --probe` tries the connection and the rights.",
         act="Start Redis, or correct `redis` in the settings. Nothing else needs to be done.",
     ),
-    _problem(
-        "KeysUnknown",
-        "keys_unknown",
-        "The gateway knows no keys, so no request is let in",
+    Alert(
+        name="KeysUnknown",
+        expr=_has_problem("keys_unknown"),
+        summary="The gateway knows no keys, so no request is let in",
         means="They are in Redis, which does not answer, and there is no copy on this machine.",
         look="As for SharedStoreLost.",
         act="Start Redis. Once the gateway has read them it keeps a copy in `state`.",
         severity="critical",
     ),
-    _problem(
-        "KeysInvalid",
-        "keys_invalid",
-        "The keys file cannot be used; the keys before its last change are in force",
+    Alert(
+        name="KeysInvalid",
+        expr=_has_problem("keys_invalid"),
+        summary="The keys file cannot be used; the keys before its last change are in force",
         means="The file has a mistake. A key that was revoked there still works; the next start would fail.",
         look="`vllm-gateway status` has the line; `vllm-gateway check FILE` names every mistake.",
         act="Mend the keys file. It is read again within a second.",
     ),
-    _problem(
-        "DiskLow",
-        "disk_low",
-        "The disk of the gateway's state is nearly full",
+    Alert(
+        name="DiskLow",
+        expr=_has_problem("disk_low"),
+        summary="The disk of the gateway's state is nearly full",
         means="When it is full, no server can be launched, and drains, limits and usage are not kept.",
         look="`df -h` and `du -sh` of `state`: logs of launched servers, or usage?",
         act="Free some space; lower `usage.ledger`; or set `state` to a folder on another disk.",
     ),
-    _problem(
-        "StateUnwritable",
-        "state_unwritable",
-        "The gateway cannot write its state folder",
+    Alert(
+        name="StateUnwritable",
+        expr=_has_problem("state_unwritable"),
+        summary="The gateway cannot write its state folder",
         means="Drains, holds, names of backends and the history end with the gateway. It serves requests.",
         look="`vllm-gateway status` has the reason; `vllm-gateway check FILE` tries it, too. Run it as the gateway's user.",
         act="Let the gateway's user write there, or set `state` to another folder and restart the gateway.",
     ),
-    _problem(
-        "ReloadFailed",
-        "reload_failed",
-        "The last reload was refused; the settings before it are in force",
+    Alert(
+        name="ReloadFailed",
+        expr=_has_problem("reload_failed"),
+        summary="The last reload was refused; the settings before it are in force",
         means="The file has a mistake. Nothing changed; but the next start would fail.",
         look="`vllm-gateway config history` and `vllm-gateway check FILE` name the line.",
         act="Mend the file, then `vllm-gateway reload`.",
     ),
-    _problem(
-        "ReplicasDiffer",
-        "replicas_differ",
-        "{{ $labels.subject }} has other settings than its peers",
+    Alert(
+        name="ReplicasDiffer",
+        expr=_has_problem("replicas_differ"),
+        summary="{{ $labels.subject }} has other settings than its peers",
         means="A change reached some gateways and not the others, so clients get different answers.",
         look="`vllm-gateway replicas`.",
         act="Give all the same file, and reload each.",
         lasts="5m",
     ),
-    _problem(
-        "KeyOverLimit",
-        "key_over_limit",
-        "{{ $labels.subject }} asks for more than its limit",
+    Alert(
+        name="KeyOverLimit",
+        expr=_has_problem("key_over_limit"),
+        summary="{{ $labels.subject }} asks for more than its limit",
         means="A key or its tenant is over a limit; those requests got a 429. Others are not touched.",
         look="`vllm-gateway status` has the rule and the numbers; `vllm-gateway keys effective ID` all its limits.",
         act="Nothing, if that is what the limit is for. Else `vllm-gateway keys update ID --limit RULE=N`; it replaces"
         " all limits of the key, so repeat `--limit` for each that stays. A tenant's are under `tenants` in the settings.",
     ),
-    _problem(
-        "ClientTooSlow",
-        "client_slow",
-        "{{ $labels.subject }} reads its stream too slowly",
+    Alert(
+        name="ClientTooSlow",
+        expr=_has_problem("client_slow"),
+        summary="{{ $labels.subject }} reads its stream too slowly",
         means="Its buffers are full. After `timeouts.client_write` the stream is cut. No other stream is held up.",
         look="The access log: `outcome` is `client_stalled`, `key_id` says whose.",
         act="Look at the client, or at a proxy in between: `vllm-gateway doctor --through URL`.",
