@@ -6,16 +6,12 @@ python -m gateway.observe.rules runbooks > deploy/RUNBOOKS.md
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from typing import Final
 
 from gateway.observe import alerts, problemalerts
 from gateway.observe.alerts import Alert
-from gateway.observe.instrument import Kind
-from gateway.observe.instruments import INSTRUMENTS
-from gateway.observe.reference import PROCESS_METRICS
 
 # The groups of the file, in its order.
 GROUPS: Final[dict[str, tuple[Alert, ...]]] = {
@@ -32,7 +28,6 @@ ALERTS: Final[tuple[Alert, ...]] = tuple(each for group in GROUPS.values() for e
 RUNBOOKS: Final = "/runbooks"  # where the admin listener serves them
 # The scrape's own address: it reaches the admin listener of the gateway that the alert is about.
 _ADMIN: Final = "http://{{ $labels.instance }}"
-_PARTS_OF_HISTOGRAMS: Final = ("_bucket", "_sum", "_count")
 TITLES: Final = {
     "service": "The service",
     "capacity": "Capacity",
@@ -42,23 +37,6 @@ TITLES: Final = {
     "process": "The gateway's own process",
     "clients": "Clients",
 }
-
-
-def series() -> frozenset[str]:
-    """Return the names of all series that a scrape of the gateway can have, and `up` of the scrape itself."""
-    names = {"up", *PROCESS_METRICS}
-    for each in INSTRUMENTS:
-        if each.kind is Kind.HISTOGRAM:
-            names.update(each.name + part for part in _PARTS_OF_HISTOGRAMS)
-        else:
-            names.add(each.name)
-    return frozenset(names)
-
-
-def series_of(expr: str) -> frozenset[str]:
-    """Return the names of the series that a PromQL expression asks for."""
-    bare = re.sub(r'"[^"]*"', '""', expr)
-    return frozenset(re.findall(r"\b(?:(?:gateway|process)_\w+|up\b)", bare))
 
 
 def alerts_yaml() -> str:

@@ -11,9 +11,11 @@ from gateway.config.load import check_text
 from gateway.core.types import Outcome, Phase
 from gateway.ingress.connections import Shed
 from gateway.observe import grafana
+from gateway.observe.instrument import Kind
 from gateway.observe.instruments import INSTRUMENTS
 from gateway.observe.recent import ERRORS
-from gateway.observe.rules import ALERTS, alerts_yaml, runbooks, series, series_of
+from gateway.observe.reference import PROCESS_METRICS
+from gateway.observe.rules import ALERTS, alerts_yaml, runbooks
 from gateway.ops.problems import ProblemKind
 from gateway.ops.states import BackendState
 
@@ -46,6 +48,21 @@ def base(name):
     """The instrument of a series: a histogram has three kinds of them."""
     whole = re.sub(r"_(bucket|sum|count)$", "", name)
     return whole if whole in LABELS else name
+
+
+def series():
+    """The names of all series that a scrape of the gateway can have, and `up` of the scrape itself."""
+    names = {"up", *PROCESS_METRICS}
+    for each in INSTRUMENTS:
+        parts = ("_bucket", "_sum", "_count") if each.kind is Kind.HISTOGRAM else ("",)
+        names.update(each.name + part for part in parts)
+    return names
+
+
+def series_of(expr):
+    """The names of the series that a PromQL expression asks for."""
+    bare = re.sub(r'"[^"]*"', '""', expr)
+    return set(re.findall(r"\b(?:(?:gateway|process)_\w+|up\b)", bare))
 
 
 @pytest.mark.parametrize(("name", "expr"), ASKED, ids=[each[0] for each in ASKED])
