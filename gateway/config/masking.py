@@ -101,11 +101,6 @@ def masked_raw(line: str) -> str:
     return _hide_but(_NAME_OR_SIGN, line)
 
 
-def may_show(path: KeyPath) -> bool:
-    """Whether the value at a path of the file may be shown: its setting is known, and no secret."""
-    return _mask_of(path) is not _hidden
-
-
 def _mask_of(path: KeyPath) -> Callable[[str], str]:
     """Return what hides the secrets in the value at a path of the file."""
     if _COMMAND in path[:-1]:  # any of its words may be a secret

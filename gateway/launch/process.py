@@ -34,7 +34,7 @@ from gateway.launch.launcher import (
     obstacle_of,
 )
 from gateway.launch.logfile import LogFile
-from gateway.launch.members import KILLED_S, MARK_BACKEND, MARK_START, REST_GRACE_S, Members
+from gateway.launch.members import MARK_BACKEND, MARK_START, Members
 from gateway.launch.oom import OomKills
 from gateway.launch.record import Record, digest, file_name, load, locked, naming, save, told
 from gateway.launch.spawn import Start, check_address, exit_code, prepare, spawn
@@ -44,11 +44,6 @@ log = logging.getLogger("gateway.launch")
 _ORPHAN_GRACE_S: Final = 10.0  # for a server that is stopped because it outlived its gateway
 _TITLE: Final = "VLLM::"  # of engines, workers, API servers: vllm/utils/system_utils.py
 _CATCH_UP_BYTES: Final = 1024 * 1024  # of an adopted server's log that is read again
-
-
-def longest_stop_s(grace_s: float) -> float:
-    """Return how long `stop` takes at most: three ways to end processes, and the driver's time."""
-    return grace_s + min(grace_s, REST_GRACE_S) + KILLED_S + gpus.FREED_S
 
 
 class ProcessLauncher:

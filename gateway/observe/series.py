@@ -133,12 +133,8 @@ class Series:
         self._recent_unknown.append(self._unknown_models)
         self._unknown_models = 0
 
-    def window(self, seconds: float) -> Window:
-        """Return what was counted in about the last seconds, at most 300; it begins with a bucket."""
-        return self.windows((seconds,))[seconds]
-
     def windows(self, lengths_s: Iterable[float]) -> dict[float, Window]:
-        """Return several windows that end now, by their lengths."""
+        """Return what was counted in about the last seconds, at most 300, by these; each begins with a bucket."""
         now = self._mark()
         return {seconds: Window(self._mark_before(seconds), now) for seconds in lengths_s}
 

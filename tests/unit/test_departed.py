@@ -139,7 +139,7 @@ def window_after_a_drop(count):
     world.passes(LOOK_EVERY_S)
     world.names.append("b1")
     count(world, "b1")
-    return series.window(RECENT_S)
+    return series.windows([RECENT_S])[RECENT_S]
 
 
 def test_what_is_counted_anew_after_a_drop_is_not_less_than_nothing():

@@ -7,7 +7,8 @@ from gateway.cli.console import Exit
 from gateway.config.check import NGINX_BODY_BYTES, check_meaning
 from gateway.config.models import Config, ShutdownConfig
 from gateway.config.supervision import SupervisionConfig
-from gateway.launch.process import longest_stop_s
+from gateway.launch.gpus import FREED_S
+from gateway.launch.members import KILLED_S, REST_GRACE_S
 
 SYSTEMD = pathlib.Path(__file__).parents[2] / "deploy" / "systemd"
 
@@ -18,7 +19,9 @@ def seconds(unit, name):
 
 
 def test_systemd_waits_until_requests_and_launched_servers_have_ended():
-    longest_s = ShutdownConfig().grace + longest_stop_s(SupervisionConfig().stop_grace)
+    grace_s = SupervisionConfig().stop_grace
+    stop_s = grace_s + min(grace_s, REST_GRACE_S) + KILLED_S + FREED_S
+    longest_s = ShutdownConfig().grace + stop_s
     assert longest_s < seconds("vllm-gateway.service", "TimeoutStopSec") <= longest_s + 30
 
 

@@ -281,6 +281,10 @@ def test_a_backend_that_left_stays_for_an_hour(world):
     assert set(world.told()["backends"]) == {"m/b2"}
 
 
+def window_of(world, seconds):
+    return world.series.windows([seconds])[seconds]
+
+
 def test_what_was_counted_of_late_is_told_by_pool_and_by_model(world):
     world.ends(5)
     for _ in range(31):
@@ -288,19 +292,19 @@ def test_what_was_counted_of_late_is_told_by_pool_and_by_model(world):
     world.ends(2)
     world.ends(1, Outcome.BACKEND_TIMEOUT, 504, model="sql")
     world.ends(1, Outcome.CLIENT_GONE, 499, model="sql")
-    window = world.series.window(300.0)
+    window = window_of(world, 300.0)
     pool, sql = window.pools()["m"], window.models()["m", "sql"]
     assert (window.seconds, pool.requests, pool.errors, pool.left) == (300.0, 4, 1, 1)
     assert (sql.requests, sql.errors, sql.judged, sql.tokens) == (2, 1, 1, 0)
-    assert world.series.window(30.0).pools()["m"].requests == 4
+    assert window_of(world, 30.0).pools()["m"].requests == 4
     world.passes()
     world.passes()
-    assert "m" not in world.series.window(10.0).pools()
+    assert "m" not in window_of(world, 10.0).pools()
 
 
 def test_a_window_reaches_to_the_start_at_most(world):
     world.clock.at += 4.0
-    assert world.series.window(300.0).seconds == 4.0
+    assert window_of(world, 300.0).seconds == 4.0
 
 
 def test_whose_requests_were_refused_by_a_limit_is_kept_for_five_minutes(world):
