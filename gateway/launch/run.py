@@ -1,4 +1,4 @@
-"""Run a program to its end: with an argv, a deadline, and a bounded answer.
+"""Run a program to its end: with an argv, a deadline, and a bounded output.
 
 Not by asyncio's subprocesses: when the call that starts one is cancelled, only the program is
 killed, and its children go on. Here no await comes between the start and the `try`.
@@ -13,39 +13,29 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import IO, Final
+from typing import Final
 
 from gateway.core.aio import InTime
 from gateway.launch import proc
 from gateway.launch.launcher import LaunchError, obstacle_of
 from gateway.launch.record import told
 
-_OUTPUT_BYTES: Final = 512 * 1024  # that are kept of the end of each stream
 _FILE_BYTES: Final = 64 * 1024 * 1024  # a program that writes more is ended by SIGXFSZ
 _KILLED_S: Final = 1.0  # for a killed program to be gone
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """How a program ended, and the end of what it wrote."""
-
-    code: int
-    out: str
-    err: str
-
-
-async def run(words: Sequence[str], *, timeout_s: float, kept_bytes: int = _OUTPUT_BYTES) -> Ran:
-    """Run a program without a shell and without input, and return its answer: the last `kept_bytes` of each stream.
+async def run(words: Sequence[str], *, timeout_s: float, kept_bytes: int) -> str:
+    """Run a program without a shell and without input, and return the last `kept_bytes` of its standard output.
 
     Raises:
         LaunchError: it could not be started, or did not end in time; its group is killed then.
     Cancel: its group is killed.
     """
     try:
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            code = await execute(words, (out.fileno(), err.fileno()), timeout_s, _FILE_BYTES)
-            return Ran(code, _end(out, kept_bytes), _end(err, kept_bytes))
+        with tempfile.TemporaryFile() as out:
+            await execute(words, (out.fileno(), subprocess.DEVNULL), timeout_s, _FILE_BYTES)
+            out.seek(max(0, out.seek(0, os.SEEK_END) - kept_bytes))
+            return out.read().decode(errors="replace")
     except OSError as error:  # there is no space for its output, or no descriptor is left
         said = f"cannot keep what {words[0]} writes: {told(error)}"
         raise LaunchError(said, obstacle_of(error)) from error
@@ -54,7 +44,7 @@ async def run(words: Sequence[str], *, timeout_s: float, kept_bytes: int = _OUTP
 async def execute(
     words: Sequence[str], output: tuple[int, int], timeout_s: float, most_bytes: int | None = None
 ) -> int:
-    """Run a program, in a group of its own, into two open files; return its exit code.
+    """Run a program, in a group of its own, into two open files or the null device; return its exit code.
 
     `most_bytes` limits the files that it may write.
 
@@ -93,9 +83,3 @@ def _start(words: Sequence[str], output: tuple[int, int]) -> subprocess.Popen[by
         )
     except OSError as error:
         raise LaunchError(f"cannot run {words[0]}: {error.strerror}", obstacle_of(error)) from error
-
-
-def _end(file: IO[bytes], most_bytes: int) -> str:
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - most_bytes))
-    return file.read().decode(errors="replace")

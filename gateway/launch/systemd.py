@@ -110,8 +110,8 @@ class SystemdLauncher:
         options = ("-o", "cat", "--no-pager", "--quiet", "-n", str(_LOG_LINES), "-u", self._name)
         invocation = f"_SYSTEMD_INVOCATION_ID={seen.incarnation}"
         words = (program, *options, invocation)
-        ran = await run(words, timeout_s=_JOURNAL_S, kept_bytes=max_bytes)
-        return ran.out.encode()[-max_bytes:].decode(errors="ignore")
+        journal = await run(words, timeout_s=_JOURNAL_S, kept_bytes=max_bytes)
+        return journal.encode()[-max_bytes:].decode(errors="ignore")
 
     async def close(self) -> None:
         """Close the connection to the bus."""

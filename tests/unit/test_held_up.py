@@ -211,11 +211,12 @@ def test_a_body_for_which_there_is_room_meanwhile_has_that_in_time():
 def test_a_command_that_ended_meanwhile_did_not_take_too_long():
     async def told():
         loop = asyncio.get_running_loop()
-        running = loop.create_task(run(["sh", "-c", "sleep 0.1; echo done"], timeout_s=PATIENCE_S))
+        words = ["sh", "-c", "sleep 0.1; echo done"]
+        running = loop.create_task(run(words, timeout_s=PATIENCE_S, kept_bytes=1024))
         await asyncio.sleep(0)
         time.sleep(0.3)  # noqa: ASYNC251 - nothing is read meanwhile
         loop.passed_s = HELD_UP_S
-        assert (await running).out == "done\n"
+        assert await running == "done\n"
 
     story(told())
 
