@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from gateway.access.failures import FailedKeys
 from gateway.admin.desk import Desk
-from gateway.admin.guard import Guard, Holders
+from gateway.admin.guard import Guard
 from gateway.admin.page import page_routes
 from gateway.admin.replies import phrase, problem
 from gateway.admin.router import Router
@@ -33,14 +33,7 @@ def admin_app(desk: Desk) -> Starlette:
     app = Starlette(
         routes=[*page_routes(), Route("/{path:path}", Router(desk, TABLE))],
         middleware=[
-            Middleware(
-                Guard,
-                config=lambda: desk.loaded().config,
-                failed=failed,
-                local_only=config.admin.listen.loopback,
-                upgrades=desk.upgrades,
-                holders=Holders(desk.deciding.keys, desk.clock.wall),
-            )
+            Middleware(Guard, desk=desk, failed=failed, local_only=config.admin.listen.loopback)
         ],
         exception_handlers={HTTPException: _http_problem, Exception: _bug},
     )

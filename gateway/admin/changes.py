@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -35,14 +34,6 @@ _REFUSED: Final = frozenset(
 )
 
 Answer = Callable[[], Awaitable[Response]]
-
-
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """What the headers of a change say. `fingerprint` is the same for the same request only."""
-
-    idempotency_key: str | None
-    fingerprint: bytes
 
 
 def etag(subject: Subject) -> str:
@@ -68,19 +59,19 @@ class Changes:
         self,
         endpoint: Endpoint,
         asked: Asked[Any, Any],
-        conditions: Conditions,
+        key: str | None,
+        fingerprint: bytes,
         answer: Answer,
     ) -> Response:
-        """Return the answer to a change, or to the same request before.
+        """Return the answer to a change, or to the request before with its Idempotency-Key and `fingerprint`.
 
         Raises:
             Problem: it is not carried out, or not anew.
         """
-        key = conditions.idempotency_key
         if key is None:
             return await self._in_turn(endpoint, asked, answer)
         who = asked.actor.name
-        before = self._replays.begin(who, key, conditions.fingerprint)
+        before = self._replays.begin(who, key, fingerprint)
         if before is not None:
             return _again(before)
         response = None

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
@@ -19,12 +18,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.access.failures import FailedKeys
-from gateway.access.keys import KeyRing, OpenRing, check_address
+from gateway.access.keys import KeyRing, check_address
 from gateway.access.records import KeyKind
+from gateway.admin.desk import Desk
 from gateway.admin.endpoint import Actor
 from gateway.admin.page import assets
 from gateway.admin.replies import problem
-from gateway.config.models import Config
 from gateway.config.process import AdminConfig
 from gateway.core.addresses import Proxies
 from gateway.core.errors import GatewayError
@@ -40,52 +39,18 @@ UPGRADE: Final = "/admin/v1/upgrade"
 _SOCKET: Final = "UNIX socket"
 
 
-@dataclass(frozen=True, slots=True)
-class Holders:
-    """Who holds a key that is for this listener. `keys` is asked each time, because a reload makes a new ring."""
-
-    keys: Callable[[], KeyRing | OpenRing]
-    wall: Callable[[], float]
-
-    def find(self, authorization: str, address: str | None) -> Actor | None:
-        """Return the holder of a key of kind `admin` or `metrics`; None: it is none of those."""
-        ring = self.keys()
-        if not isinstance(ring, KeyRing):
-            return None
-        try:
-            holder = ring.identify(authorization.encode(), None, None, self.wall())
-            check_address(holder.caller, address)
-        except GatewayError:  # also when the keys are not known yet
-            return None
-        record = holder.record
-        roles = {KeyKind.ADMIN: record.role or Role.VIEWER, KeyKind.METRICS: Role.METRICS}
-        role = roles.get(record.kind)
-        return None if role is None else Actor(f"key {record.id}", role, address or _SOCKET)
-
-
 class Guard:
     """Refuses foreign hosts (421), no token (401), changes by pages of other sites (403).
 
     Of whom it lets pass, `scope["state"]["actor"]` tells who it is; nobody on a path that is open to all.
-    `config` is asked each time, because a reload may change the tokens, and the trusted proxies.
+    The desk is asked each time, because a reload may change the tokens, the keys and the trusted proxies.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        config: Callable[[], Config],
-        failed: FailedKeys,
-        local_only: bool,
-        upgrades: Upgrades,
-        holders: Holders,
-    ) -> None:
+    def __init__(self, app: ASGIApp, desk: Desk, failed: FailedKeys, *, local_only: bool) -> None:
         self._app = app
-        self._config = config
+        self._desk = desk
         self._failed = failed
         self._local_only = local_only
-        self._upgrades = upgrades
-        self._holders = holders
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a refusal, or pass the request on."""
@@ -101,7 +66,7 @@ class Guard:
                 "This listener accepts only the host names localhost, 127.0.0.1 and [::1].",
             )
         peer = scope["client"][0] if scope["client"] else None
-        address = _proxies(self._config().trusted_proxies).client_of(peer, headers.raw)
+        address = _proxies(self._desk.loaded().config.trusted_proxies).client_of(peer, headers.raw)
         actor = self._actor(headers, address)
         path = scope["path"]
         if actor is None and path not in OPEN_PATHS and path not in assets():
@@ -109,7 +74,7 @@ class Guard:
         scope.setdefault("state", {})["actor"] = actor
         if scope["method"] in _READ:
             return None
-        return _foreign(headers) or _not_now(path, self._upgrades)
+        return _foreign(headers) or _not_now(path, self._desk.upgrades)
 
     def _no_token(self, address: str | None) -> Response:
         if wait_s := self._failed.count(address):
@@ -133,7 +98,7 @@ class Guard:
 
     def _actor(self, headers: Headers, address: str | None) -> Actor | None:
         """Return who asks; None: nobody who is known."""
-        tokens = list(_tokens(self._config().admin))
+        tokens = list(_tokens(self._desk.loaded().config.admin))
         where = address or _SOCKET
         if not tokens:
             return Actor(ON_THIS_MACHINE, Role.ADMIN, where)
@@ -148,7 +113,22 @@ class Guard:
         if found:
             name, role, _ = found[0]
             return Actor(name, role, where)
-        return self._holders.find(given[0], address)
+        return self._holder(given[0], address)
+
+    def _holder(self, authorization: str, address: str | None) -> Actor | None:
+        """Return the holder of a key of kind `admin` or `metrics`; None: it is none of those."""
+        ring = self._desk.deciding.keys()
+        if not isinstance(ring, KeyRing):
+            return None
+        try:
+            holder = ring.identify(authorization.encode(), None, None, self._desk.clock.wall())
+            check_address(holder.caller, address)
+        except GatewayError:  # also when the keys are not known yet
+            return None
+        record = holder.record
+        roles = {KeyKind.ADMIN: record.role or Role.VIEWER, KeyKind.METRICS: Role.METRICS}
+        role = roles.get(record.kind)
+        return None if role is None else Actor(f"key {record.id}", role, address or _SOCKET)
 
 
 @lru_cache(maxsize=1)

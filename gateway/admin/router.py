@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.admin.changes import Changes, Conditions, etag
+from gateway.admin.changes import Changes, etag
 from gateway.admin.desk import Desk
 from gateway.admin.endpoint import (
     Actor,
@@ -80,7 +80,11 @@ class Router:
             served = await self._served(endpoint, asked)
             return await packed(served, request.headers.get("accept-encoding", ""))
         return await self._changes.carry_out(
-            endpoint, asked, _conditions(request, raw), lambda: self._served(endpoint, asked)
+            endpoint,
+            asked,
+            request.headers.get(HEADER),
+            _fingerprint(request, raw),
+            lambda: self._served(endpoint, asked),
         )
 
     async def _served(self, endpoint: Endpoint, asked: Asked[Any, Any]) -> Response:
@@ -205,13 +209,10 @@ def _body(raw: bytes, endpoint: Endpoint) -> Body | None:
         raise _unfit(error, "body", endpoint.body) from None
 
 
-def _conditions(request: Request, raw: bytes) -> Conditions:
+def _fingerprint(request: Request, raw: bytes) -> bytes:
     seen = request.headers.get("if-match")
     asked = f"{request.method} {request.scope['path']}?{request.url.query}\n{seen}\n".encode()
-    return Conditions(
-        idempotency_key=request.headers.get(HEADER),
-        fingerprint=hashlib.sha256(asked + raw).digest(),
-    )
+    return hashlib.sha256(asked + raw).digest()
 
 
 def _unfit(error: ValidationError, what: str, model: type[BaseModel]) -> Problem:
