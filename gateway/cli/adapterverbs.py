@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.console import ask_all, print_json, print_table
+from gateway.cli.console import ask_all, print_list
 from gateway.cli.operating import Backend, Reason, give_order
 from gateway.cli.verbs import LOCAL, AsTable, Server, Token, group
 
@@ -25,10 +25,7 @@ def adapters_list(
     """Show on which backends each adapter is, where it is being loaded, and why not elsewhere."""
     told = ask_all(server, "/admin/v1/adapters", token)
     rows = [each for each in told.get("data", []) if adapter in (None, each["adapter"])]
-    if output == "json":
-        print_json({**told, "data": rows})
-    else:
-        print_table([_row(each) for each in rows], empty="no adapters")
+    print_list({**told, "data": rows}, output, _row, empty="no adapters")
 
 
 @adapters_app.command("load", epilog="Example: vllm-gateway adapters load qwen3-8b/b1 sql")

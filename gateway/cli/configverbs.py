@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.console import Exit, VerbError, ask, print_json, print_table
+from gateway.cli.console import Exit, VerbError, ask, print_json, print_list
 from gateway.cli.operating import DryRun, Reason
 from gateway.cli.terminal import clock
 from gateway.cli.verbs import LOCAL, AsTable, Limit, Server, Token
@@ -89,21 +89,18 @@ def history(
 ) -> None:
     """List what a gateway put in force, newest first: when, by whom, and what it changed."""
     told = ask(server, f"/admin/v1/config/history?limit={limit}", token)
-    if output == "json":
-        print_json(told)
-        return
-    rows = [
-        {
-            "at": clock(each["at"]),
-            "by": each["by"],
-            "outcome": "in force" if each["done"] else "not valid",
-            "hash": each["hash"],
-            "changed": "; ".join(each["effect"] or each["findings"]) or None,
-            "reason": each["reason"] or None,
-        }
-        for each in told.get("data", [])
-    ]
-    print_table(rows, empty="nothing yet")
+    print_list(told, output, _tried, empty="nothing yet")
+
+
+def _tried(each: dict[str, Any]) -> dict[str, object]:
+    return {
+        "at": clock(each["at"]),
+        "by": each["by"],
+        "outcome": "in force" if each["done"] else "not valid",
+        "hash": each["hash"],
+        "changed": "; ".join(each["effect"] or each["findings"]) or None,
+        "reason": each["reason"] or None,
+    }
 
 
 def _about(file: Path | None, verb: str, server: str, token: str) -> dict[str, Any]:

@@ -132,6 +132,20 @@ def print_table(rows: Sequence[Mapping[str, object]], *, empty: str = "none") ->
     sys.stdout.write("\n".join(lines) + "\n")
 
 
+def print_list(
+    told: Mapping[str, Any],
+    output: str,
+    row: Callable[[dict[str, Any]], Mapping[str, object]],
+    *,
+    empty: str,
+) -> None:
+    """Print a list that an admin listener answered: for programs as it is, for people each entry by its `row`."""
+    if output == "json":
+        print_json(told)
+    else:
+        print_table([row(each) for each in told.get("data", [])], empty=empty)
+
+
 def ask(  # noqa: PLR0913 - what a request has
     server: str,
     path: str,

@@ -14,12 +14,8 @@ from gateway.cli.report import decided_by, verdict_row, whose
 Row = dict[str, object]
 
 
-def print_requests(rows: list[dict[str, Any]]) -> None:
-    """Print requests, one a line."""
-    print_table([_row(each) for each in rows], empty="no requests")
-
-
-def _row(each: dict[str, Any]) -> Row:
+def request_row(each: dict[str, Any]) -> Row:
+    """Return a request in one line."""
     why = each.get("shed_reason") or each.get("code")
     ended = f"{each.get('outcome')} {each.get('status')}" + (f" {why}" if why else "")
     return {

@@ -19,6 +19,7 @@ from gateway.cli.console import (
     fetch,
     option,
     print_json,
+    print_list,
     print_table,
 )
 from gateway.cli.terminal import clock
@@ -201,11 +202,7 @@ def events(
 ) -> None:
     """List what the gateway did to its backends and why, newest first."""
     told = ask(server, f"/admin/v1/events?limit={limit}", token)
-    if output == "json":
-        print_json(told)
-        return
-    rows = [{**each, "at": clock(each["at"])} for each in told.get("data", [])]
-    print_table(rows, empty="no events yet")
+    print_list(told, output, lambda each: {**each, "at": clock(each["at"])}, empty="no events yet")
 
 
 def give_order(server: str, token: str, what: str, order: dict[str, object], output: str) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 
-from gateway.cli.console import ask, ask_all, print_json, print_table
+from gateway.cli.console import ask, ask_all, print_list
 from gateway.cli.terminal import clock
 from gateway.cli.verbs import LOCAL, AsTable, Server, Token, group
 
@@ -21,21 +21,7 @@ quarantine_app = group(
 def quarantine_list(server: Server = LOCAL, token: Token = "", output: AsTable = "table") -> None:
     """List the requests in quarantine, which backends died, and which tenants sent them again."""
     told = ask_all(server, "/admin/v1/quarantine", token)
-    if output == "json":
-        print_json(told)
-        return
-    rows = [
-        {
-            "id": each["id"],
-            "pool": each["pool"],
-            "bytes": each["body_bytes"],
-            "until": clock(each["until"]),
-            "died": ", ".join(death["backend"] for death in each["deaths"]),
-            "refused": ", ".join(f"{tenant}: {count}" for tenant, count in each["refused"].items()),
-        }
-        for each in told.get("data", [])
-    ]
-    print_table(rows, empty="no request is in quarantine")
+    print_list(told, output, _row, empty="no request is in quarantine")
 
 
 @quarantine_app.command("lift", epilog="Example: vllm-gateway quarantine lift 5f0c9a1b2d3e")
@@ -47,3 +33,14 @@ def quarantine_lift(
     """Let a request be sent again."""
     ask(server, f"/admin/v1/quarantine/{quote(name)}:lift", token, order={})
     sys.stdout.write(f"{name} may be sent again\n")
+
+
+def _row(each: dict[str, Any]) -> dict[str, object]:
+    return {
+        "id": each["id"],
+        "pool": each["pool"],
+        "bytes": each["body_bytes"],
+        "until": clock(each["until"]),
+        "died": ", ".join(death["backend"] for death in each["deaths"]),
+        "refused": ", ".join(f"{tenant}: {count}" for tenant, count in each["refused"].items()),
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.cli.console import ask, ask_all, print_json, print_table
+from gateway.cli.console import ask, ask_all, print_list
 from gateway.cli.terminal import clock
 from gateway.cli.verbs import LOCAL, AsTable, Limit, Server, Token
 
@@ -14,34 +14,27 @@ def audit(
 ) -> None:
     """List the changes that were asked for over the admin API, newest first: who, what and why."""
     told = ask(server, f"/admin/v1/audit?limit={limit}", token)
-    if output == "json":
-        print_json(told)
-        return
-    rows = [_entry(each) for each in told.get("data", [])]
-    print_table(rows, empty="no changes yet")
+    print_list(told, output, _entry, empty="no changes yet")
 
 
 def replicas(server: Server = LOCAL, token: Token = "", output: AsTable = "table") -> None:
     """List the workers of this gateway, and the gateways that share its Redis."""
     told = ask_all(server, "/admin/v1/replicas", token)
-    if output == "json":
-        print_json(told)
-        return
-    rows = [
-        {
-            "id": each["id"],
-            "worker": each.get("worker") or None,
-            "host": each["host"],
-            "pid": each["pid"],
-            "version": each["version"],
-            "alive": "yes" if each["alive"] else f"not heard of for {each['heard_s']} s",
-            "connections": each.get("connections"),
-            "configuration": "the same" if each["config_agrees"] else "differs",
-            "restarts": ", ".join(each["leads"]) or "none",
-        }
-        for each in told.get("data", [])
-    ]
-    print_table(rows, empty="this gateway is alone: `redis` is not set")
+    print_list(told, output, _replica, empty="this gateway is alone: `redis` is not set")
+
+
+def _replica(each: dict[str, Any]) -> dict[str, object]:
+    return {
+        "id": each["id"],
+        "worker": each.get("worker") or None,
+        "host": each["host"],
+        "pid": each["pid"],
+        "version": each["version"],
+        "alive": "yes" if each["alive"] else f"not heard of for {each['heard_s']} s",
+        "connections": each.get("connections"),
+        "configuration": "the same" if each["config_agrees"] else "differs",
+        "restarts": ", ".join(each["leads"]) or "none",
+    }
 
 
 def _entry(told: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 import typer
 from typer.core import TyperGroup
 
-from gateway.cli.console import Exit, VerbError, ask, print_json
+from gateway.cli.console import Exit, VerbError, ask, print_json, print_list
 from gateway.core.bounds import MOST_ROWS
 
 AsTable = Annotated[Literal["table", "json"], typer.Option("--output", "-o", help="table or json.")]
@@ -190,7 +190,7 @@ def requests(  # noqa: PLR0913 - the options of a verb
     """List the requests that are under way or ended lately, the newest first."""
     from urllib.parse import urlencode
 
-    from gateway.cli.explaining import print_requests
+    from gateway.cli.explaining import request_row
 
     wanted = {
         "limit": limit, "errors": str(errors).lower(), "state": state, "tenant": tenant, "model": model,
@@ -198,10 +198,7 @@ def requests(  # noqa: PLR0913 - the options of a verb
     }  # fmt: skip
     given = {name: each for name, each in wanted.items() if each is not None}
     told = ask(server, f"/admin/v1/requests?{urlencode(given)}", token)
-    if output == "json":
-        print_json(told)
-    else:
-        print_requests(told.get("data", []))
+    print_list(told, output, request_row, empty="no requests")
 
 
 def route(  # noqa: PLR0913 - the options of a verb
