@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+from urllib.parse import urlencode, urlsplit
 
 from gateway.cli.terminal import Terminal, is_number
 
@@ -175,8 +176,6 @@ def ask(  # noqa: PLR0913 - what a request has
 
 def ask_all(server: str, path: str, token: str, timeout_s: float = 5.0) -> dict[str, Any]:
     """Return a whole list of an admin listener, of however many pages; see `ask`."""
-    from urllib.parse import urlencode
-
     told = page = ask(server, path, token, timeout_s=timeout_s)
     sign = "&" if "?" in path else "?"
     while page.get("has_more"):
@@ -327,7 +326,6 @@ _OTHER_PORT: Final = "the admin listener has its own port; see `admin.listen` in
 def _connection(server: str, timeout_s: float) -> HTTPConnection:
     """Return a connection to `http://host:port`, `https://...` or `unix:/path`."""
     import http.client
-    from urllib.parse import urlsplit
 
     from gateway.cli.local import LocalConnection
 

@@ -15,6 +15,7 @@ from urllib.parse import quote
 import typer
 
 from gateway.cli.console import VerbError, ask
+from gateway.cli.explaining import print_request
 from gateway.cli.terminal import Terminal
 from gateway.cli.topview import Focus, Lists, Verb, View, frame, keys_in, lists, pressed
 from gateway.cli.verbs import LOCAL, Server, Token
@@ -135,8 +136,6 @@ class Screen:
         return (f"{what} automatic restarts of {of}? y does it, any other key does not.",)
 
     def _explained(self, request_id: str) -> tuple[str, ...]:
-        from gateway.cli.explaining import print_request
-
         told = ask(self.server, f"/admin/v1/requests/{quote(request_id, safe='')}", self.token)
         text = io.StringIO()
         with contextlib.redirect_stdout(text):

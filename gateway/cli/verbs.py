@@ -7,11 +7,16 @@ import sys
 import time
 from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal
+from urllib.parse import quote, urlencode
 
 import typer
 from typer.core import TyperGroup
 
 from gateway.cli.console import Exit, VerbError, ask, print_json, print_list
+from gateway.cli.explaining import print_request, request_row
+from gateway.cli.report import print_reason
+from gateway.cli.statusview import degraded, fitting, overview_lines
+from gateway.cli.terminal import Terminal
 from gateway.core.bounds import MOST_ROWS
 
 AsTable = Annotated[Literal["table", "json"], typer.Option("--output", "-o", help="table or json.")]
@@ -87,8 +92,6 @@ def status(
     those of the last 5 minutes. In flight are requests of this gateway; running and waiting is what the
     engine says.
     """
-    from gateway.cli.statusview import degraded, overview_lines
-    from gateway.cli.terminal import Terminal
 
     def look() -> dict[str, Any]:
         return ask(server, "/admin/v1/overview", token)
@@ -106,9 +109,6 @@ def status(
 
 def _watch(look: Callable[[], dict[str, Any]]) -> None:
     """Show the overview again and again; a gateway that does not answer is said so, and asked again."""
-    from gateway.cli.statusview import fitting, overview_lines
-    from gateway.cli.terminal import Terminal
-
     clear = "\x1b[H\x1b[2J" if sys.stdout.isatty() else ""
     try:
         while True:
@@ -142,10 +142,6 @@ def explain(
 
     Exit code 4: there is no record of it.
     """
-    from urllib.parse import quote
-
-    from gateway.cli.explaining import print_request
-
     if (request_id is None) == (key is None and not last_error):
         raise VerbError("Name a request, or use --last-error, --key, or both.", code=Exit.USAGE)
     if request_id is None:
@@ -159,8 +155,6 @@ def explain(
 
 def _newest(server: str, token: str, *, last_error: bool, key: str | None) -> str:
     """Return the id of the newest request of a key, or of any."""
-    from urllib.parse import urlencode
-
     query = {"limit": "1", "key": "" if key is None else id_of(key)}
     query["errors"] = "true" if last_error else "false"
     rows = ask(server, f"/admin/v1/requests?{urlencode(query)}", token).get("data", [])
@@ -188,10 +182,6 @@ def requests(  # noqa: PLR0913 - the options of a verb
     output: AsTable = "table",
 ) -> None:
     """List the requests that are under way or ended lately, the newest first."""
-    from urllib.parse import urlencode
-
-    from gateway.cli.explaining import request_row
-
     wanted = {
         "limit": limit, "errors": str(errors).lower(), "state": state, "tenant": tenant, "model": model,
         "backend": backend, "key": None if key is None else id_of(key),
@@ -219,8 +209,6 @@ def route(  # noqa: PLR0913 - the options of a verb
 
     Exit code 4: no such model.
     """
-    from urllib.parse import urlencode
-
     query = {
         "model": model,
         "tokens": _tokens("--tokens", tokens),
@@ -229,12 +217,7 @@ def route(  # noqa: PLR0913 - the options of a verb
         "endpoint": endpoint,
     }
     known = {name: value for name, value in query.items() if value is not None}
-    _show(ask(server, f"/admin/v1/route?{urlencode(known)}", token), output)
-
-
-def _show(told: dict[str, Any], output: str) -> None:
-    from gateway.cli.report import print_reason
-
+    told = ask(server, f"/admin/v1/route?{urlencode(known)}", token)
     if output == "json":
         print_json(told)
     else:
