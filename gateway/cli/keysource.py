@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from gateway.cli.console import ask, ask_all
@@ -20,63 +20,41 @@ _PATH: Final = "/admin/v1/keys"
 Told = Mapping[str, Any]
 
 
-class Keys(Protocol):
-    """The keys. Every call raises VerbError with what is wrong; keys are told as the admin API tells them."""
-
-    def create(self, settings: Mapping[str, object]) -> Told:
-        """Make a key; return its `id` and `key`."""
-
-    def update(self, key_id: str, changes: Mapping[str, object], version: str | None) -> Told:
-        """Change a key, if it still has this version; return what is kept of it."""
-
-    def rotate(self, key_id: str, grace_s: float) -> Told:
-        """Give a key another secret; return its `id` and `key`."""
-
-    def revoke(self, key_id: str) -> None:
-        """End a key."""
-
-    def list(self) -> list[Told]:
-        """Return every key, with what holds for it (`effective`), the oldest first."""
-
-    def get(self, key_id: str) -> Told:
-        """Return what is kept of a key."""
-
-    def effective(self, key_id: str) -> Told:
-        """Return each setting of a key with its `value` and `origin`."""
-
-
-def keys_of(file: Path, server: str | None, token: str) -> Keys:
+def keys_of(file: Path, server: str | None, token: str) -> KeysOfFile | KeysOfGateway:
     """Return the keys of a running gateway where one is named, else those of a settings file."""
     return KeysOfGateway(server, token) if server else KeysOfFile(file)
 
 
 class KeysOfFile:
-    """The keys of a settings file: in the file that it names, or on the Redis that it names."""
+    """The keys of a settings file: in the file that it names, or on the Redis that it names.
+
+    Every call raises VerbError with what is wrong; keys are told as the admin API tells them.
+    """
 
     def __init__(self, file: Path) -> None:
         self._desk = KeyDesk(file)
 
     def create(self, settings: Mapping[str, object]) -> Told:
-        """See Keys."""
+        """Make a key; return its `id` and `key`."""
         return _secret(self._desk.ask(lambda store: store.create(settings)))
 
     def update(self, key_id: str, changes: Mapping[str, object], version: str | None) -> Told:
-        """See Keys."""
+        """Change a key, if it still has this version; return what is kept of it."""
         from gateway.access.told import key_told
 
         record = self._desk.ask(lambda store: store.update(key_id, changes, version))
         return key_told(record, time.time())
 
     def rotate(self, key_id: str, grace_s: float) -> Told:
-        """See Keys."""
+        """Give a key another secret; return its `id` and `key`."""
         return _secret(self._desk.ask(lambda store: store.rotate(key_id, grace_s)))
 
     def revoke(self, key_id: str) -> None:
-        """See Keys."""
+        """End a key."""
         self._desk.ask(lambda store: store.revoke(key_id))
 
     def list(self) -> list[Told]:
-        """See Keys."""
+        """Return every key, with what holds for it (`effective`), the oldest first."""
         from gateway.access.told import listed_told
 
         records, used_s = self._desk.ask(_all)
@@ -84,14 +62,14 @@ class KeysOfFile:
         return [listed_told(each, tiers, now, used_s.get(each.id)) for each in records]
 
     def get(self, key_id: str) -> Told:
-        """See Keys."""
+        """Return what is kept of a key."""
         from gateway.access.told import key_told
 
         record, used_s = self._desk.ask(lambda store: _with_use(store, key_id))
         return key_told(record, time.time(), used_s)
 
     def effective(self, key_id: str) -> Told:
-        """See Keys."""
+        """Return each setting of a key with its `value` and `origin`."""
         from gateway.access.told import values_told
 
         return values_told(self._desk.ask(lambda store: store.get(key_id)), self._desk.config.tiers)
@@ -105,32 +83,32 @@ class KeysOfGateway:
         self._token = token
 
     def create(self, settings: Mapping[str, object]) -> Told:
-        """See Keys."""
+        """See KeysOfFile."""
         return self._ask("", order=settings)
 
     def update(self, key_id: str, changes: Mapping[str, object], version: str | None) -> Told:
-        """See Keys."""
+        """See KeysOfFile."""
         return self._ask(f"/{quote(key_id, safe='')}", order=changes, method="PATCH", seen=version)
 
     def rotate(self, key_id: str, grace_s: float) -> Told:
-        """See Keys."""
+        """See KeysOfFile."""
         return self._ask(f"/{quote(key_id, safe='')}:rotate", order={"grace_s": grace_s})
 
     def revoke(self, key_id: str) -> None:
-        """See Keys."""
+        """See KeysOfFile."""
         self._ask(f"/{quote(key_id, safe='')}:revoke", order={})
 
     def list(self) -> list[Told]:
-        """See Keys."""
+        """See KeysOfFile."""
         rows: list[Told] = ask_all(self._server, _PATH, self._token)["data"]
         return rows
 
     def get(self, key_id: str) -> Told:
-        """See Keys."""
+        """See KeysOfFile."""
         return self._ask(f"/{quote(key_id, safe='')}")
 
     def effective(self, key_id: str) -> Told:
-        """See Keys."""
+        """See KeysOfFile."""
         settings: Told = self._ask(f"/{quote(key_id, safe='')}/effective")["settings"]
         return settings
 
