@@ -48,10 +48,7 @@ Row = dict[str, object]
 
 def degraded(overview: dict[str, Any]) -> bool:
     """Whether anything needs a look: a problem that is more than a note, or a gateway that goes away."""
-    told = overview.get("verdict")
-    if isinstance(told, dict):
-        return told.get("state") != "ok"
-    return overview.get("state") != "ready" or bool(overview.get("draining"))
+    return (overview.get("verdict") or {}).get("state") != "ok"
 
 
 def overview_lines(overview: dict[str, Any], terminal: Terminal) -> list[str]:
@@ -72,7 +69,7 @@ def overview_lines(overview: dict[str, Any], terminal: Terminal) -> list[str]:
         for backend in sorted(pool.get("backends", []), key=worst_first(BACKENDS_WORST_FIRST))
     ]
     lines += ["", terminal.bold("Backends, now")]
-    rows = [backend_row(each, has_problems="problems" in overview) for each in backends]
+    rows = [backend_row(each) for each in backends]
     least: tuple[str, ...] = _LEAST_OF_BACKENDS
     if not any(each.get("gpus") for each in backends):
         rows = [{name: row[name] for name in row if name not in _OF_GPUS} for row in rows]
@@ -103,10 +100,8 @@ def fitting(lines: list[str], height: int | None) -> list[str]:
 
 
 def _head(overview: dict[str, Any], terminal: Terminal) -> Iterator[str]:
-    told, problems = overview.get("verdict", ""), overview.get("problems", [])
-    state, sentence = str(overview.get("state", "unknown")), str(told)
-    if isinstance(told, dict):
-        state, sentence = str(told.get("state")), str(told.get("sentence"))
+    told, problems = overview.get("verdict") or {}, overview.get("problems", [])
+    state, sentence = str(told.get("state", "unknown")), str(told.get("sentence", ""))
     counts = [
         f"{number} {severity}"
         for severity in ("down", "degraded", "note")
@@ -129,13 +124,8 @@ def _head(overview: dict[str, Any], terminal: Terminal) -> Iterator[str]:
 
 
 def _facts(overview: dict[str, Any]) -> Iterator[str]:
-    """Yield what is to be known beside the problems. Holds are problems, unless an older gateway tells them."""
+    """Yield what is to be known beside the problems."""
     yield from _shared(overview.get("store") or {})
-    known = {each.get("kind") for each in overview.get("problems", [])}
-    for hold in [] if "restarts_held" in known else overview.get("holds", []):
-        of = "all pools" if hold.get("pool") is None else hold["pool"]
-        until = f"until {clock(hold['until'])} UTC" if hold.get("until") else "until lifted"
-        yield f"Automatic restarts of {of} are on hold {until}."
     for pool in overview.get("pools", []):
         if canary := pool.get("canary"):
             yield f"{pool.get('name')}: {canary.get('sentence')}"
@@ -206,13 +196,9 @@ def _recent(told: dict[str, Any] | None) -> Row:
     }
 
 
-def backend_row(backend: dict[str, Any], *, has_problems: bool = True) -> Row:
-    """Return a backend as a row; `has_problems`: what is wrong is told elsewhere."""
+def backend_row(backend: dict[str, Any]) -> Row:
+    """Return a backend as a row; what is wrong with it is told elsewhere."""
     slowness = backend.get("slowness") or 1.0
-    ready = backend.get("phase") == "ready"
-    note = doubt(backend)
-    if not ready and not has_problems:  # an older gateway says only here what is wrong
-        note = str(backend.get("detail", ""))
     return {
         "backend": backend.get("id"),
         "state": backend.get("state", backend.get("phase")),
@@ -226,7 +212,7 @@ def backend_row(backend: dict[str, Any], *, has_problems: bool = True) -> Row:
         "limit": backend.get("limit"),
         "slower": f"{slowness:.1f}x" if slowness > 1.0 else None,
         "vllm": backend.get("version"),
-        "note": note,
+        "note": _doubt(backend),
     }
 
 
@@ -240,7 +226,7 @@ def _gpus(gpus: list[dict[str, Any]]) -> Row:
     }
 
 
-def doubt(backend: dict[str, Any]) -> str:
+def _doubt(backend: dict[str, Any]) -> str:
     """Return what is to be known of a backend that serves; empty: nothing."""
     if backend.get("saturated"):
         return f"takes no more: {str(backend.get('obstacle') or 'saturated').replace('_', ' ')}"

@@ -683,7 +683,8 @@ DOWN = {
 }
 OVERVIEW = {
     **{"schema_version": 1, "state": "degraded", "draining": False, "version": "0.1.0"},
-    **{"verdict": "m has 1 of 2 backends ready.", "uptime_s": 90061.0},
+    **{"verdict": {"state": "degraded", "sentence": "m has 1 of 2 backends ready."}},
+    "uptime_s": 90061.0,
     "pools": [
         {
             **{"name": "m", "state": "degraded", "window_tokens": 8192, "adapters": ["sql"]},
@@ -784,7 +785,7 @@ def test_a_log_without_a_line_is_said_to_be_empty(run):
 EMPTY_LOG = "its log is empty: it has not been started, or has written nothing yet\n"
 
 
-def test_status_says_the_verdict_first_and_what_is_wrong_with_each_backend(run):
+def test_status_says_the_verdict_first_and_the_worst_backend_before_the_others(run):
     with admin() as (url, seen):
         code, out, err = run("status", "--server", url, "--token", "t")
     assert seen == [("/admin/v1/overview", "Bearer t")]
@@ -797,7 +798,6 @@ def test_status_says_the_verdict_first_and_what_is_wrong_with_each_backend(run):
     assert ["m/b1", "ready", "1h", "3", "0", "41%", "50%", "2", "32", "-", "0.32.0"] in rows
     down = next(line for line in lines if line.startswith("m/b2"))
     assert down.split()[1:9] == ["down", "8s", "-", "-", "-", "-", "0", "-"]
-    assert down.endswith("connection refused 3 times")
     assert lines.index(down) < next(n for n, line in enumerate(lines) if line.startswith("m/b1"))
     assert lines[-1] == "  2026-01-31 14:02:11  m/b2  ready -> down  connection refused 3 times"
 
@@ -834,12 +834,9 @@ def test_status_reads_from_a_unix_socket_too(run, tmp_path):
     assert (code, seen) == (0, [("/admin/v1/overview", None)])
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [({}, 8), ({"state": "ready"}, 0), ({"state": "ready", "draining": True}, 8)],
-)
-def test_status_can_tell_a_cron_job_by_its_exit_code(run, change, expected):
-    with admin({**OVERVIEW, **change}) as (url, _):
+@pytest.mark.parametrize(("state", "expected"), [("ok", 0), ("degraded", 8), ("down", 8)])
+def test_status_can_tell_a_cron_job_by_its_exit_code(run, state, expected):
+    with admin({**OVERVIEW, "verdict": {"state": state, "sentence": "-"}}) as (url, _):
         assert run("status", "--server", url, "--exit-code")[0] == expected
 
 
@@ -1659,15 +1656,16 @@ def test_a_key_file_that_may_not_be_written_is_one_line(run, file):
 
 def test_what_is_to_be_known_beside_the_problems_stands_apart_from_them(run):
     one = {"severity": "note", "sentence": "Something is odd.", "cause": "", "next": "Look."}
-    told = {"state": "ready", "verdict": {"state": "ok"}, "holds": [{"pool": "m", "until": None}]}
-    held = "  Automatic restarts of m are on hold until lifted.\n"
-    for problems, before in (([one], f"  next  Look.\n\n{held}"), ([], held)):
+    pool = {"name": "m", "state": "ready", "canary": {"sentence": "b2 takes a tenth."}}
+    told = {"verdict": {"state": "ok"}, "pools": [pool]}
+    fact = "  m: b2 takes a tenth.\n"
+    for problems, before in (([one], f"  next  Look.\n\n{fact}"), ([], fact)):
         with admin({**told, "problems": problems}) as (url, _):
             assert before in run("status", "--server", url)[1]
 
 
 def test_an_overview_without_pools_says_so(run):
-    with admin({"state": "ready", "verdict": "Nothing to do."}) as (url, _):
+    with admin({"verdict": {"state": "ok", "sentence": "Nothing to do."}}) as (url, _):
         code, out, _ = run("status", "--server", url)
     assert code == 0
     assert "no pools" in out
