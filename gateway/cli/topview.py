@@ -75,6 +75,16 @@ class Verb(Enum):
     CONFIRM = "confirm"
 
 
+_VERBS: Final = {
+    **dict.fromkeys(("q", "\x03"), Verb.QUIT),
+    "d": Verb.DRAIN,
+    "u": Verb.UNDRAIN,
+    "h": Verb.HOLD,
+    **dict.fromkeys(("e", "\r", "\n"), Verb.EXPLAIN),
+    "y": Verb.CONFIRM,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """What is looked at: the list, the place in it, and what stands below."""
@@ -137,8 +147,6 @@ def pressed(view: View, key: str, found: Lists) -> View | Verb:
     """Return what a key leads to: another view, or something to do. An unknown key takes a question back."""
     rows = len(found.rows[view.focus])
     match key:
-        case "q" | "\x03":
-            return Verb.QUIT
         case "\t":
             every = list(Focus)
             return replace(view, focus=every[(every.index(view.focus) + 1) % len(every)], below=())
@@ -146,17 +154,7 @@ def pressed(view: View, key: str, found: Lists) -> View | Verb:
             return view.moved(1, rows)
         case "k" | "\x1b[A":
             return view.moved(-1, rows)
-        case "d":
-            return Verb.DRAIN
-        case "u":
-            return Verb.UNDRAIN
-        case "h":
-            return Verb.HOLD
-        case "e" | "\r" | "\n":
-            return Verb.EXPLAIN
-        case "y":
-            return Verb.CONFIRM
-    return replace(view, below=())
+    return _VERBS.get(key) or replace(view, below=())
 
 
 def frame(
