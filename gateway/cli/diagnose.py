@@ -102,10 +102,7 @@ def _last(file: BinaryIO) -> tuple[bytes, int]:
     kept, lines_before = bytearray(), 0
     while chunk := file.read(_CHUNK):
         kept += chunk
-        if len(kept) > 2 * MAX_CHARS:
+        if len(kept) > MAX_CHARS:
             lines_before += kept.count(b"\n", 0, len(kept) - MAX_CHARS)
             del kept[:-MAX_CHARS]
-    if len(kept) > MAX_CHARS:
-        lines_before += kept.count(b"\n", 0, len(kept) - MAX_CHARS)
-        del kept[:-MAX_CHARS]
     return bytes(kept), lines_before
