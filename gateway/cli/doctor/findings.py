@@ -23,16 +23,6 @@ class Finding:
     change: str = ""  # the line to change, or the command to run
     where: str = ""  # file:line
 
-    def as_json(self) -> dict[str, str]:
-        """Return it for programs."""
-        return {
-            "verdict": self.verdict,
-            "about": self.about,
-            "told": self.told,
-            "change": self.change,
-            "where": self.where,
-        }
-
 
 def ok(about: str, told: str) -> Finding:
     """Return that something is as it should be."""

@@ -198,12 +198,11 @@ def _keep_alive(root: Directive, place: Directive, config: Config) -> Iterator[F
             "keepalive 64; in an `upstream` block, which proxy_pass names",
         )  # fmt: skip
         return
-    kept = _word(upstream, "keepalive_timeout") if upstream.inside else ("60s", "")
     own = next((each for each in upstream.inside if each.name == "keepalive_timeout"), None)
     theirs = 60.0 if own is None else seconds(own.words[0])
     if theirs is not None and theirs >= ours:
         yield _wrong(
-            "keep_alive", (kept[0], upstream.where if own is None else own.where),
+            "keep_alive", ("", upstream.where if own is None else own.where),
             f"nginx keeps idle connections for {format_duration(theirs)}, as long as the gateway or longer"
             f" ({format_duration(ours)}, `timeouts.keep_alive`): it may send a request on one that is being closed,"
             " which is a 502",

@@ -56,18 +56,10 @@ def through_findings(site: Site, config: Config, asked: Asked, gateway: Site) ->
 
 def _livez(site: Site) -> str:
     """Return the date that the gateway's probe has; raises what a request raises."""
-    connection = site.connect()
-    try:
-        connection.request("GET", site.path("/livez"))
-        reply = connection.getresponse()
-        reply.read(4096)
-        if reply.status != http.client.OK:
-            raise http.client.HTTPException(
-                f"GET {site.path('/livez')} is answered with {reply.status}"
-            )
-        return reply.getheader("date") or ""
-    finally:
-        connection.close()
+    status, date = _get(site, "/livez")
+    if status != http.client.OK:
+        raise http.client.HTTPException(f"GET {site.path('/livez')} is answered with {status}")
+    return date
 
 
 def _tls(site: Site) -> Iterator[Finding]:
@@ -96,18 +88,20 @@ def _tls(site: Site) -> Iterator[Finding]:
 
 
 def _admin(site: Site) -> Iterator[Finding]:
-    status, _, _ = _get(site, "/admin/v1/overview")
+    status, _ = _get(site, "/admin/v1/overview")
     if status in (http.client.OK, http.client.UNAUTHORIZED):
         yield Finding(verdict="wrong", about="admin", told="The admin listener can be reached through the proxy",
                       change="proxy_pass must name `listen`, not `admin.listen`")  # fmt: skip
 
 
-def _get(site: Site, path: str) -> tuple[int, str, bytes]:
+def _get(site: Site, path: str) -> tuple[int, str]:
+    """Return the status and the `Date` of a reply."""
     connection = site.connect()
     try:
         connection.request("GET", site.path(path))
         reply = connection.getresponse()
-        return reply.status, reply.getheader("content-type") or "", reply.read(65536)
+        reply.read(4096)
+        return reply.status, reply.getheader("date") or ""
     finally:
         connection.close()
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import urlsplit
@@ -86,7 +87,7 @@ def doctor(  # noqa: PLR0913 - the options of a verb
     ]
     findings.sort(key=lambda finding: _ORDER.index(finding.verdict))
     if json_ or output == "json":
-        print_json([finding.as_json() for finding in findings])
+        print_json([asdict(finding) for finding in findings])
     else:
         sys.stdout.write("\n".join(_lines(findings)) + "\n")
     wrong = any(finding.verdict == "wrong" for finding in findings)
