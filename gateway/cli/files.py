@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from gateway.config.check import Remark
+from gateway.config.check import Remark, warning
 from gateway.config.effectcheck import budget_in, without_prices
-from gateway.config.findings import Finding, KeyPath, Severity
+from gateway.config.findings import Finding, KeyPath
 from gateway.config.launched import model_of
 from gateway.config.load import Loaded, placed
 from gateway.config.models import Config
@@ -72,13 +72,12 @@ def _shared_pepper(keys: KeysConfig, file: Path) -> Iterator[Remark]:
         except ConfigError as error:
             yield from _unusable(("keys", "pepper"), "bad-keys", error)
     elif not pepper_path(keys.file).exists():
-        yield Remark(
+        yield warning(
             ("keys", "shared"),
             "keys-missing",
             f"{pepper_path(keys.file)}: there is no such file; `serve` needs it to start",
             "copy it from a gateway that works, or set `keys.pepper`; for the first gateway"
             f" `vllm-gateway keys create NAME -c {file}` creates it",
-            Severity.WARNING,
         )
 
 
@@ -110,7 +109,7 @@ def _keys(config: Config, keys: KeysConfig, file: Path) -> Iterator[Remark]:
         if ended and keys.oidc is None:
             none = "no key that is valid: all were revoked or have expired" if records else "no key"
             told = f"{path} has {none}, so no client can get in"
-            yield Remark(where, "no-keys", told, f"make one: {create}", Severity.WARNING)
+            yield warning(where, "no-keys", told, f"make one: {create}")
     except ConfigError as error:
         yield from _unusable(where, "bad-keys", error)
 
@@ -122,19 +121,18 @@ def _not_opened(where: KeyPath, path: Path, to_make: str) -> Remark | None:
     except OSError as error:
         told = f"{path}: {error.strerror}; `serve` needs this file to start"
         if isinstance(error, FileNotFoundError):
-            return Remark(where, "keys-missing", told, to_make, Severity.WARNING)
+            return warning(where, "keys-missing", told, to_make)
         return Remark(where, "bad-keys", told, "name a file that the gateway's user can read")
     return None
 
 
 def _state(folder: Path) -> Iterator[Remark]:
     if why := why_unwritable(folder):
-        yield Remark(
+        yield warning(
             ("state",),
             "state-unwritable",
             f"{folder} cannot be written by this user, so drains and history would not be kept: {why}",
             "let the gateway's user write there, or name another folder",
-            Severity.WARNING,
         )
 
 
@@ -156,20 +154,18 @@ def _launched(where: KeyPath, backend_id: str, launch: LaunchConfig) -> Iterator
             shown, hint = f"{first} ...", f"write each word apart: [{first}, ...]"
         elif program.startswith("/"):
             hint = "see that it is there and may be run"
-        yield Remark(
+        yield warning(
             (*where, "command"),
             "program-missing",
             f"{backend_id} cannot start on this machine: there is no program `{shown}`",
             hint,
-            Severity.WARNING,
         )
     model = model_of(launch)
     if model is not None and model.startswith(("/", "./", "../")) and not os.path.isdir(model):
-        yield Remark(
+        yield warning(
             (*where, "command"),
             "model-folder-missing",
             f"{backend_id} cannot start on this machine: there is no folder {model}",
-            severity=Severity.WARNING,
         )
 
 

@@ -14,8 +14,8 @@ from typing import Final
 
 import uvloop
 
-from gateway.config.check import Remark
-from gateway.config.findings import Finding, KeyPath, Severity
+from gateway.config.check import Remark, warning
+from gateway.config.findings import Finding, KeyPath
 from gateway.config.load import Loaded, placed
 from gateway.config.models import BackendConfig, PoolConfig
 from gateway.core.aio import SystemClock
@@ -181,23 +181,21 @@ def _compare(name: str, pool: PoolConfig, visits: list[_Visit]) -> Iterator[Rema
     known = {v.backend.name: v.backend.base_model for v in reached if v.backend.base_model}
     if len(set(known.values())) > 1:
         each = ", ".join(f"{backend} serves `{model}`" for backend, model in known.items())
-        yield Remark(
+        yield warning(
             ("pools", name, "backends"),
             "model-mismatch",
             f"the backends of `{name}` serve different models: {each}",
             "if it is the same model, give all of them the same --served-model-name",
-            Severity.WARNING,
         )
     yield from _windows(name, pool, reached)
     if pool.adapters != "auto":
         for place, adapter in enumerate(pool.adapters):
             without = [v.backend.name for v in reached if adapter.name not in v.backend.models]
             if without:
-                yield Remark(
+                yield warning(
                     ("pools", name, "adapters", place),
                     "adapter-missing",
                     f"{', '.join(without)} does not have the adapter `{adapter.name}`",
-                    severity=Severity.WARNING,
                 )
 
 
@@ -212,18 +210,16 @@ def _windows(name: str, pool: PoolConfig, reached: list[_Visit]) -> Iterator[Rem
     largest = max(windows, key=lambda backend: windows[backend])
     if len(set(windows.values())) > 1:
         each = ", ".join(f"{backend} {window}" for backend, window in windows.items())
-        yield Remark(
+        yield warning(
             ("pools", name, "backends"),
             "context-mismatch",
             f"the context windows of `{name}` differ: {each}",
             f"what needs more than {min(windows.values())} tokens goes to the larger ones alone",
-            Severity.WARNING,
         )
     if pool.max_context is not None and pool.max_context > windows[largest]:
-        yield Remark(
+        yield warning(
             ("pools", name, "max_context"),
             "context-mismatch",
             f"max_context {pool.max_context} is more than {largest} reports ({windows[largest]})",
             f"requests above {windows[largest]} tokens are refused; use `auto`",
-            Severity.WARNING,
         )

@@ -35,6 +35,11 @@ class Remark:
     severity: Severity = Severity.ERROR
 
 
+def warning(path: KeyPath, code: str, message: str, hint: str = "") -> Remark:
+    """Return a remark that does not keep a file from being used."""
+    return Remark(path, code, message, hint, Severity.WARNING)
+
+
 def check_meaning(config: Config) -> Iterator[Remark]:
     """Yield everything that is wrong or doubtful with settings taken together."""
     yield from check_listeners(config)
@@ -87,20 +92,18 @@ def check_listeners(config: Config) -> Iterator[Remark]:
             "give one of them another port, such as `admin: {listen: 127.0.0.1:9091}`",
         )
     if config.keys is None and not public.loopback:
-        yield Remark(
+        yield warning(
             ("keys",),
             "auth-off",
             f"AUTHENTICATION IS OFF and {public} is reachable from other machines: anyone can use the models",
             "write `keys: {file: keys.yaml}`, or listen on 127.0.0.1",
-            Severity.WARNING,
         )
     if config.keys is None and "*" in config.cors.origins:
-        yield Remark(
+        yield warning(
             ("cors", "origins"),
             "open-to-pages",
             "AUTHENTICATION IS OFF and any web page that someone here opens can use the models",
             "list the origins of your own pages, or write `keys: {file: keys.yaml}`",
-            Severity.WARNING,
         )
 
 
@@ -195,12 +198,11 @@ def _pool(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
             "leave a gap, such as stop_admitting: 0.90 and resume: 0.80",
         )
     if pool.queue.max_wait > LONG_WAIT_S:
-        yield Remark(
+        yield warning(
             (*path, "queue", "max_wait"),
             "long-wait",
             f"most clients and proxies give up before {format_duration(pool.queue.max_wait)}",
             f"nginx waits 60s by default; stay below {format_duration(LONG_WAIT_S)}",
-            Severity.WARNING,
         )
 
 
@@ -209,12 +211,11 @@ def _behind_nginx(config: Config) -> Iterator[Remark]:
     for name in ("max_body", "max_audio_body"):
         ours = getattr(config.limits, name)
         if ours > NGINX_BODY_BYTES:
-            yield Remark(
+            yield warning(
                 ("limits", name),
                 "nginx-body",
                 f"deploy/nginx/gateway.conf refuses bodies above {format_size(NGINX_BODY_BYTES)}",
                 f"there: client_max_body_size {-(-ours // 1024**2)}m;",
-                Severity.WARNING,
             )
 
 
@@ -238,12 +239,11 @@ def _adapters(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
                 f"its backends are {', '.join(known)}",
             )
         if adapter.replicas is not None and adapter.replicas > len(known):
-            yield Remark(
+            yield warning(
                 (*here, "replicas"),
                 "too-many-replicas",
                 f"{adapter.replicas} replicas of `{adapter.name}`, but the pool has {len(known)} backends",
                 "it is kept on all of them",
-                Severity.WARNING,
             )
 
 
@@ -252,33 +252,30 @@ def _tenants(config: Config) -> Iterator[Remark]:
         return
     for name, pool in config.pools.items():
         if pool.prefix_cache is PrefixCache.PER_TENANT:
-            yield Remark(
+            yield warning(
                 ("pools", name, "prefix_cache"),
                 "no-tenants",
                 "per_tenant has no effect with `keys: none`: without keys all clients are one tenant",
                 "create keys (vllm-gateway keys create), or remove this setting",
-                Severity.WARNING,
             )
 
 
 def _times(config: Config) -> Iterator[Remark]:
     times, health = config.timeouts, config.health
     if times.upstream_keep_alive >= SAFE_UPSTREAM_KEEP_ALIVE_S:
-        yield Remark(
+        yield warning(
             ("timeouts", "upstream_keep_alive"),
             "stale-connections",
             "vLLM closes idle connections after 5s, so with"
             f" {format_duration(times.upstream_keep_alive)} some requests meet a closed connection",
             "stay below 4s, or raise vLLM's keep-alive timeout",
-            Severity.WARNING,
         )
     if times.first_byte > times.total:
-        yield Remark(
+        yield warning(
             ("timeouts", "first_byte"),
             "deadline-order",
             f"first_byte ({format_duration(times.first_byte)}) is longer than total"
             f" ({format_duration(times.total)}), the limit of the whole request",
-            severity=Severity.WARNING,
         )
     if health.scrape_stale < health.scrape_interval:
         yield Remark(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gateway.config.check import Remark
-from gateway.config.findings import KeyPath, Severity
+from gateway.config.check import Remark, warning
+from gateway.config.findings import KeyPath
 from gateway.config.models import Config
 from gateway.config.units import format_duration
 from gateway.core.limits import KeyLimits
@@ -43,29 +43,27 @@ def without_prices(path: KeyPath, budget: str) -> Remark:
     """Return the warning about a budget where no model has a price."""
     message = f"{budget} refuses nothing: no model has a price, so all of them are free"
     hint = "write `prices`, or limit tokens (tokens_per_day, tokens_per_month)"
-    return Remark(path, "no-prices", message, hint, Severity.WARNING)
+    return warning(path, "no-prices", message, hint)
 
 
 def _stop(config: Config) -> Iterator[Remark]:
     announce, grace = config.shutdown.announce, config.shutdown.grace
     if announce >= grace > 0:
-        yield Remark(
+        yield warning(
             ("shutdown", "announce"),
             "deadline-order",
             f"announce ({format_duration(announce)}) takes all of grace ({format_duration(grace)}), so"
             " requests that are running at its end are cut off",
             "leave most of grace to running requests",
-            Severity.WARNING,
         )
 
 
 def _collector(config: Config) -> Iterator[Remark]:
     endpoint = config.traces.endpoint
     if endpoint is not None and endpoint.get_secret_value().rstrip("/").endswith("/v1/traces"):
-        yield Remark(
+        yield warning(
             ("traces", "endpoint"),
             "doubled-path",
             "spans are sent to /v1/traces of this URL, which has /v1/traces at its end already",
             "leave /v1/traces out",
-            Severity.WARNING,
         )

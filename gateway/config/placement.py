@@ -12,7 +12,7 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from gateway.config.check import Remark
+from gateway.config.check import Remark, warning
 from gateway.config.findings import KeyPath, Severity
 from gateway.config.flags import DEFAULT_UTILIZATION, UTILIZATION_FLAG, in_force
 from gateway.config.models import BackendConfig, Config, PoolConfig
@@ -102,12 +102,11 @@ def _gpus(each: _Launched) -> Iterator[Remark]:
             " tensor-parallel-size is the number of `gpus`",
         )
     if gpus and "CUDA_VISIBLE_DEVICES" in each.launch.env:
-        yield Remark(
+        yield warning(
             (*each.path, "env"),
             "gpus-overridden",
             f"CUDA_VISIBLE_DEVICES in `env` overrides the `gpus` of {each.id}",
             "use only `gpus`: the gateway reads it to see which servers share a GPU",
-            Severity.WARNING,
         )
 
 
@@ -156,7 +155,7 @@ def _crowded(gpu: int, sharing: list[_Launched]) -> Remark | None:
     if fixed and total <= _MOST_SHARED:
         besides = ", ".join(each.id for each in fixed)
         message = f"GPU {gpu}: {parts} of its memory leaves too little for {besides}"
-        return Remark(path, "gpu-memory", message, hint, Severity.WARNING)
+        return warning(path, "gpu-memory", message, hint)
     asleep = all(each.flags.get("enable-sleep-mode") is True for each in sharing)
     return Remark(
         path,
@@ -204,12 +203,11 @@ def _address(each: _Launched, config: Config) -> Iterator[Remark]:
         wanted = each.flags.get(name)
         if wanted is not None and str(wanted) != kept:
             by = f"replaced with --{name} {kept}" if kept else "dropped: it listens on a socket"
-            yield Remark(
+            yield warning(
                 each.path,
                 "launch-address",
                 f"--{name} {wanted} of {each.id} is {by}",
                 "launched servers listen on 127.0.0.1 and `launch.port`, or on `launch.socket`",
-                Severity.WARNING,
             )
     for path, listen in ((("listen",), config.listen), (("admin", "listen"), config.admin.listen)):
         if _clashes(listen, launch):
@@ -297,22 +295,20 @@ _DONE: Final[Mapping[Remedy, tuple[Callable[[_Launched], bool], str]]] = {
 def _remedies(name: str, pool: PoolConfig, launched: list[_Launched]) -> Iterator[Remark]:
     path: KeyPath = ("pools", name, "remedies")
     if pool.remedies and not launched:
-        yield Remark(
+        yield warning(
             path,
             "idle-remedy",
             f"remedies change the command line of launched backends, but `{name}` has none",
             "use `launch`, or remove `remedies`",
-            Severity.WARNING,
         )
         return
     for place, remedy in enumerate(pool.remedies):
         why = _idle(remedy, pool, launched)
         if why:
-            yield Remark(
+            yield warning(
                 (*path, place),
                 "idle-remedy",
                 f"{remedy.value} has no effect on `{name}`: {why}",
-                severity=Severity.WARNING,
             )
     yield from _listed_twice(path, pool)
 
@@ -320,11 +316,10 @@ def _remedies(name: str, pool: PoolConfig, launched: list[_Launched]) -> Iterato
 def _listed_twice(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
     for place, remedy in enumerate(pool.remedies):
         if remedy in pool.remedies[:place]:
-            yield Remark(
+            yield warning(
                 (*path, place),
                 "idle-remedy",
                 f"{remedy.value} is listed twice",
-                severity=Severity.WARNING,
             )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from gateway.config.check import Remark
-from gateway.config.findings import KeyPath, Severity
+from gateway.config.check import Remark, warning
+from gateway.config.findings import KeyPath
 from gateway.config.kvevents import flag_of
 from gateway.config.models import BackendConfig, Config, PoolConfig
 from gateway.config.parameters import PrefixRouting
@@ -28,13 +28,12 @@ def _precise(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
             "pip install 'vllm-gateway[kvevents]', or write `prefix: approximate`",
         )
     if pool.tokenizer is None and any(each.launch is None for each in pool.backends):
-        yield Remark(
+        yield warning(
             (*path, "prefix"),
             "no-tokenizer",
             "prefix: precise compares token ids, and without `tokenizer` only prompts that clients send as"
             " ids have them here; all others are routed as with `approximate`",
             "set `tokenizer` to the folder of the model",
-            Severity.WARNING,
         )
     for place, backend in enumerate(pool.backends):
         if backend.launch is not None and backend.kv_events is None:
@@ -45,21 +44,19 @@ def _launched(path: KeyPath, backend: BackendConfig) -> Iterator[Remark]:
     assert backend.launch is not None
     found = flag_of(backend.launch)
     if found is None or found[0].get("enable_kv_cache_events") is not True:
-        yield Remark(
+        yield warning(
             path,
             "no-kv-events",
             f"{backend.name} publishes no KV events, so its prefix cache is guessed",
             """add kv-events-config: '{"enable_kv_cache_events": true, "replay_endpoint": "tcp://*:5558"}'"""
             " to its `args`",
-            Severity.WARNING,
         )
         return
     endpoint = str(found[0].get("endpoint", "tcp://*"))
     if endpoint.startswith("tcp://") and "*" not in endpoint and "::" not in endpoint:
-        yield Remark(
+        yield warning(
             path,
             "kv-events-endpoint",
             f"vLLM connects to {endpoint} instead of listening there, so nobody can subscribe",
             "write tcp://*:PORT, or ipc:///PATH where nobody else may read it",
-            Severity.WARNING,
         )

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gateway.config.check import Remark
-from gateway.config.findings import KeyPath, Severity
+from gateway.config.check import Remark, warning
+from gateway.config.findings import KeyPath
 from gateway.config.models import Config, PoolConfig
 from gateway.config.parameters import PrefixCache, PrefixRouting
 from gateway.core.traffic import Cause, Engine
@@ -68,22 +68,20 @@ def _engines(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
 def _shares(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
     """Yield weights that are all 0, and labels of `prefer` that no backend has."""
     if all(backend.weight == 0 for backend in pool.backends):
-        yield Remark(
+        yield warning(
             (*path, "backends", 0, "weight"),
             "no-weight",
             "every backend of this pool has weight 0, so they share its work evenly",
             "leave weight 0 to backends that are kept in reserve",
-            Severity.WARNING,
         )
     wanted = pool.prefer.labels.items()
     if wanted and not any(wanted <= backend.labels.items() for backend in pool.backends):
         labels = ", ".join(f"{name}: {value}" for name, value in wanted)
-        yield Remark(
+        yield warning(
             (*path, "prefer", "labels"),
             "nobody-near",
             f"no backend of this pool has the labels {{{labels}}}, so none is preferred",
             "give them to the `labels` of the backends that are near",
-            Severity.WARNING,
         )
 
 
@@ -102,28 +100,25 @@ def _canary(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
             f"write `revision: {canary.revision}` at the backends that are on trial",
         )
     elif len(mine) == len(pool.backends):
-        yield Remark(
+        yield warning(
             (*path, "revision"),
             "no-other-revision",
             f"every backend of this pool has the revision `{canary.revision}`, so there is nothing to compare",
             "remove `canary`, or list the backends of the revision before it too",
-            Severity.WARNING,
         )
     elif not share:
-        yield Remark(
+        yield warning(
             (*path, "revision"),
             "canary-in-reserve",
             f"every backend of the revision `{canary.revision}` has weight 0, so it gets no requests on trial",
             "give a backend of the revision a weight: only the requests on trial go there",
-            Severity.WARNING,
         )
     elif canary.weight is not None and canary.weight > 2 * share:
-        yield Remark(
+        yield warning(
             (*path, "weight"),
             "heavy-canary",
             f"{canary.weight:.0%} of the conversations go to {share:.0%} of the backends, which may be too few",
             "the others take what has no room there; lower the weight, or add backends of the revision",
-            Severity.WARNING,
         )
 
 
@@ -136,12 +131,11 @@ def _fallback(path: KeyPath, name: str, pool: PoolConfig, config: Config) -> Ite
             yield from _destination(here, name, other, config, "fallback")
             mine, its = pool.max_context, getattr(config.pools.get(other), "max_context", None)
             if cause is Cause.CONTEXT and mine is not None and its is not None and its <= mine:
-                yield Remark(
+                yield warning(
                     here,
                     "smaller-window",
                     f"`{other}` takes {its} tokens, no more than this pool ({mine}), so it never helps",
                     "name a pool with a larger `max_context`",
-                    Severity.WARNING,
                 )
     listed = None if pool.adapters == "auto" else {each.name for each in pool.adapters}
     for place, adapter in enumerate(fallback.adapters):

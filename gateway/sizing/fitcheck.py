@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from gateway.config.check import Remark
-from gateway.config.findings import Finding, KeyPath, Severity
+from gateway.config.check import Remark, warning
+from gateway.config.findings import Finding, KeyPath
 from gateway.config.launched import model_of
 from gateway.config.load import Loaded, placed
 from gateway.config.models import BackendConfig
@@ -75,7 +75,7 @@ def _judged(
 
 def _not_judged(path: KeyPath, name: str, why: str, hint: str = "") -> Remark:
     message = f"{name}: cannot tell whether it fits: {why}"
-    return Remark(path, "fit-unknown", message, hint, Severity.WARNING)
+    return warning(path, "fit-unknown", message, hint)
 
 
 def _unknown(plan: Plan, folder: Path | None) -> tuple[str, str]:
@@ -111,12 +111,11 @@ def _remarks(path: KeyPath, name: str, found: Fit) -> Iterator[Remark]:
             better,
         )
     elif found.verdict is Verdict.TIGHT:
-        yield Remark(
+        yield warning(
             path,
             "fits-tightly",
             f"{name}: it fits only if the estimates (everything except the KV cache) are right",
             _sure_way(found),
-            Severity.WARNING,
         )
 
 
