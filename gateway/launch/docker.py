@@ -49,17 +49,14 @@ _LOG_LINES: Final = 40_000
 _ANSWER_BYTES: Final = 4 * 1024 * 1024
 # The newest API version whose answers are known here (Docker 25); older daemons are asked in theirs.
 _VERSION: Final = (1, 44)
-_NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}")
 
 
 class DockerLauncher:
-    """Restarts one container."""
+    """Restarts one container, whose name the settings have found valid: it stands in paths."""
 
     launches = False
 
     def __init__(self, name: str, socket: Path | None = None) -> None:
-        if not _NAME.fullmatch(name):  # it stands in a path
-            raise ValueError(f"not a valid container name: {name!r}")
         self._name = name
         self._who = f"the container {name}"
         self.socket = socket or _socket_of(os.environ)

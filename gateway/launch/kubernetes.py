@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -45,11 +44,6 @@ _LOG_LINES: Final = 10_000
 _TRIES: Final = 3  # a workload's status changes often, and a patch of an older version is refused
 _RESTARTED_AT: Final = "kubectl.kubernetes.io/restartedAt"
 _MERGE: Final = "application/strategic-merge-patch+json"
-_TARGET: Final = re.compile(
-    r"(?P<namespace>[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)/"
-    r"(?:(?P<kind>pod|deployment|statefulset)/)?"
-    r"(?P<name>[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?)"
-)
 _NOT_FOUND, _CONFLICT, _INVALID = 404, 409, 422
 _UNAUTHORIZED, _FORBIDDEN = 401, 403
 
@@ -67,15 +61,13 @@ class Target:
 
 
 class KubernetesLauncher:
-    """Restarts one pod or workload."""
+    """Restarts one pod or workload, whose name the settings have found valid: it stands in paths."""
 
     launches = False
 
     def __init__(self, target: str) -> None:
-        found = _TARGET.fullmatch(target)
-        if found is None:  # it stands in paths
-            raise ValueError(f"not a valid pod or workload: {target!r}")
-        self.target = Target(found["namespace"], found["kind"] or "pod", found["name"])
+        namespace, *kind, name = target.split("/")
+        self.target = Target(namespace, kind[0] if kind else "pod", name)
         self._client: Any = None
         self._former: Any = None  # whose token was not accepted; calls may still be under way
         self._library: Any = None

@@ -6,7 +6,9 @@ import sys
 
 import pytest
 import uvloop
+from pydantic import ValidationError
 
+from gateway.config.supervision import RestartConfig
 from gateway.launch.kubernetes import KubernetesLauncher
 from gateway.launch.launcher import Changes, LaunchError, Obstacle, Runs, Seen, Superseded
 from tests.stories.fakes import KubeApi, serving, status
@@ -414,5 +416,5 @@ def test_the_missing_library_is_told(monkeypatch):
 
 @pytest.mark.parametrize("target", ["a", "a/b/c", "a/node/b", "a/../b", "A/b", "a/b?x", "", "/b"])
 def test_only_names_of_objects_reach_a_path(target):
-    with pytest.raises(ValueError, match="not a valid pod or workload"):
-        KubernetesLauncher(target)
+    with pytest.raises(ValidationError):
+        RestartConfig(kubernetes=target)
