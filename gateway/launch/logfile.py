@@ -118,15 +118,9 @@ class LogFile:
             while self._position < end and (chunk := file.read(_READ_BYTES)):
                 self._position += len(chunk)
                 *lines, self._half = _BREAK.split(self._half + chunk)
-                for line in lines:
-                    self._add(line)
+                texts = (line[:_LINE_BYTES].decode(errors="replace") for line in lines)
+                self._fresh.extend(filter(None, texts))
                 self._half = self._half[:_LINE_BYTES]
-
-    def _add(self, line: bytes) -> None:
-        text = line[:_LINE_BYTES].decode(errors="replace")
-        if not text:
-            return
-        self._fresh.append(text)
 
     def _older(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.name}.{number}")

@@ -40,7 +40,11 @@ class Counter:
 
 def counter_of(pid: int) -> Counter | None:
     """Return the nearest counter for a process: its control group's, one above it, the machine's."""
-    for line in _lines(Path(f"/proc/{pid}/cgroup")):
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "memory"):
             continue
@@ -100,10 +104,3 @@ class OomKills:
         if self._counter.of_machine and exit_code != -signal.SIGKILL:
             return None
         return True
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []

@@ -35,7 +35,7 @@ class Outlet:
         # Lines that came together, and how many. An Event in the queue is set once everything before it is
         # written; None ends the thread.
         self._lines: deque[tuple[bytes, int] | threading.Event | None] = deque()
-        self._waiting = 0  # lines
+        self.waiting = 0  # lines that are not being written yet
         self._torn = False  # the last line that was written has no end
         self._mixes = _mixes(fd)
         self._counting = threading.Lock()  # held to count, and for nothing that takes time
@@ -43,20 +43,15 @@ class Outlet:
         self._thread = threading.Thread(target=self._write_all, name="log writer", daemon=True)
         self._thread.start()
 
-    @property
-    def waiting(self) -> int:
-        """How many lines are not being written yet."""
-        return self._waiting
-
     def put(self, lines: bytes, count: int = 1) -> None:
         """Take so many lines in one piece, newlines included; they are written at the next `wake` or `flush`."""
         with self._counting:
-            room = self._max_lines - self._waiting
+            room = self._max_lines - self.waiting
             if count > room:
                 self.dropped += count - room
                 lines, count = b"".join(lines.splitlines(keepends=True)[:room]), room
             if count:
-                self._waiting += count
+                self.waiting += count
                 self._lines.append((lines, count))
 
     def wake(self) -> None:
@@ -105,7 +100,7 @@ class Outlet:
             count += mark[1]
         if batch:
             with self._counting:
-                self._waiting -= count
+                self.waiting -= count
             with self._alone():
                 lost = self._write(b"".join(batch))
             if lost:
