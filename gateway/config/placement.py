@@ -142,7 +142,7 @@ def _memory(launched: list[_Launched]) -> Iterator[Remark]:
 def _crowded(gpu: int, sharing: list[_Launched]) -> Remark | None:
     # --kv-cache-memory-bytes makes vLLM ignore its share: what it takes is weights plus those bytes.
     fixed = [each for each in sharing if "kv-cache-memory-bytes" in each.flags]
-    shares = {each.id: _share(each.flags) for each in sharing if each not in fixed}
+    shares = {each.id: share_of(each.flags) for each in sharing if each not in fixed}
     known = [share for share in shares.values() if share is not None]
     if len(known) < len(shares):
         return None  # vLLM will say what is wrong with that number
@@ -167,7 +167,8 @@ def _crowded(gpu: int, sharing: list[_Launched]) -> Remark | None:
     )
 
 
-def _share(flags: Mapping[str, JsonValue]) -> float | None:
+def share_of(flags: Mapping[str, JsonValue]) -> float | None:
+    """Return the share of a GPU's memory that flags give an engine; None: it is no number."""
     value = flags.get(UTILIZATION_FLAG, DEFAULT_UTILIZATION)
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None

@@ -17,9 +17,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.config.flags import DEFAULT_UTILIZATION, UTILIZATION_FLAG, in_force
+from gateway.config.flags import in_force
 from gateway.config.models import Config
-from gateway.config.placement import gpus_taken
+from gateway.config.placement import gpus_taken, share_of
 from gateway.config.supervision import LaunchConfig
 from gateway.core.aio import periodic
 from gateway.core.gpu import GpuLoad
@@ -198,9 +198,4 @@ class GpuWatch:
 
 def _share(flags: Mapping[str, Any]) -> float | None:
     """Return the share of memory that vLLM takes; None: its cache has a fixed size, or the share cannot be read."""
-    if "kv-cache-memory-bytes" in flags:
-        return None
-    try:
-        return float(flags.get(UTILIZATION_FLAG, DEFAULT_UTILIZATION))
-    except (TypeError, ValueError):
-        return None
+    return None if "kv-cache-memory-bytes" in flags else share_of(flags)
