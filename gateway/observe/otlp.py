@@ -24,7 +24,7 @@ from opentelemetry.trace.status import Status, StatusCode
 from gateway import __version__
 from gateway.core.aio import Clock, periodic
 from gateway.core.types import RequestRecord
-from gateway.observe.spans import Kind, Span, spans_of
+from gateway.observe.spans import Span, spans_of
 
 log = logging.getLogger("gateway.traces")
 
@@ -35,11 +35,6 @@ _SEND_S: Final = 5.0  # for one batch, what is tried again included
 _LAST_S: Final = 2.0  # for what is left when the gateway ends
 _LOG_EVERY_S: Final = 60.0
 
-_KINDS: Final = {
-    Kind.SERVER: SpanKind.SERVER,
-    Kind.CLIENT: SpanKind.CLIENT,
-    Kind.INTERNAL: SpanKind.INTERNAL,
-}
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _SCOPE: Final = InstrumentationScope("vllm-gateway", __version__)
 
@@ -130,7 +125,7 @@ class Traces:
             resource=self._resource,
             attributes=attributes,
             links=links,
-            kind=_KINDS[span.kind],
+            kind=SpanKind[span.kind.name],
             status=Status() if span.error is None else Status(StatusCode.ERROR),
             start_time=int(span.began_at * 1e9),
             end_time=int(span.ended_at * 1e9),
