@@ -13,6 +13,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from pydantic import Field
 from typing_extensions import TypedDict
 
@@ -233,14 +234,7 @@ def _invalid(findings: list[str] | tuple[str, ...]) -> Problem:
     return Problem(HTTPStatus.CONFLICT, "config_invalid", detail, errors=errors)
 
 
-def _tried(reload: Reload) -> HistoryTold:
-    return HistoryTold(
-        id=str(reload.number),
-        at=rfc3339(reload.at),
-        by=reload.by,
-        reason=reload.reason,
-        done=reload.done,
-        hash=reload.hash,
-        effect=list(reload.effect),
-        findings=list(reload.findings),
-    )
+def _tried(reload: Reload) -> dict[str, Any]:
+    """Return a try as `HistoryTold` has it."""
+    told = msgspec.structs.asdict(reload)
+    return {"id": str(told.pop("number")), **told, "at": rfc3339(reload.at)}
