@@ -307,16 +307,13 @@ def _backends(
             yield _many(pool, [backend for backend, _ in alike], first)
         else:
             yield from (problem for _, problem in alike)
-    hidden: dict[str, list[Problem]] = {}
     for backend in pool["backends"]:
         for problem in hidden_problems(backend, failed.get(backend["id"], {})):
             subject = f"{problem.subject.split(' on ')[0]} of pool {pool['name']}"
             if subject not in told and not (
                 problem.kind == "kv_full" and pool["state"] == "saturated"
             ):
-                hidden.setdefault(problem.kind, []).append(problem)
-    for several in hidden.values():
-        yield from _few(several, f"backends of pool {pool['name']}")
+                yield replace(problem, group=f"backends of pool {pool['name']}")
 
 
 def _few(alike: Sequence[Problem], subject: str) -> Sequence[Problem]:
