@@ -43,7 +43,7 @@ from gateway.ingress.server import Ingress
 from gateway.ingress.settings import admin_ingress, connections_for, settings_for
 from gateway.ingress.shadow import Shadows
 from gateway.launch.gpuload import GpuWatch
-from gateway.observe.instruments import LIMIT_REFUSALS, TENANT_TOKENS
+from gateway.observe import instruments
 from gateway.observe.ledger import Ledger
 from gateway.observe.log import AccessLog, set_up_logging
 from gateway.observe.metrics import Metrics
@@ -104,25 +104,27 @@ def build(
     metrics = Metrics(
         Readings(
             backends=lambda: (*table, *table.leaving()),
-            connections=lambda: {
-                "client": len(ingress.connections),
-                "backend": sum(client.open_connections()),
-            },
-            shed=lambda: ingress.connections.counts,
             queues=lambda: handler.gate.queues(),
             fellows=lambda: replicas.fellows(),
-            held=lambda: supervisor.held(),
-            canaries=lambda: rollouts.verdicts(),
-            canary_requests=lambda: rollouts.requests(),
-            adapter_changes=lambda: adapters.changes(),
-            adapter_load_s=lambda: adapters.load_s(),
             gpus=lambda: gpus.seen,
             bodies=lambda: handler.bodies.filled(handler.settings.config.limits),
-            kept_bodies=lambda: handler.passing.keeping.held_bytes,
-            log_dropped=lambda: outlet.dropped,
-            sums=lambda: {
-                TENANT_TOKENS.name: accounts.by_tenant,
-                LIMIT_REFUSALS.name: handler.limiter.refusals,
+            kept=lambda: {
+                instruments.OPEN_CONNECTIONS.name: {
+                    ("client",): len(ingress.connections),
+                    ("backend",): sum(client.open_connections()),
+                },
+                instruments.CONNECTIONS_SHED.name: ingress.connections.counts,
+                instruments.RESTARTS_HELD.name: {
+                    (pool,): held for pool, held in supervisor.held().items()
+                },
+                instruments.KEPT_BODY_BYTES.name: {(): handler.passing.keeping.held_bytes},
+                instruments.ACCESS_LOG_DROPPED.name: {(): outlet.dropped},
+                instruments.CANARY.name: rollouts.verdicts(),
+                instruments.CANARY_REQUESTS.name: rollouts.requests(),
+                instruments.ADAPTER_CHANGES.name: adapters.changes(),
+                instruments.ADAPTER_LOAD_SECONDS.name: adapters.load_s(),
+                instruments.TENANT_TOKENS.name: accounts.by_tenant,
+                instruments.LIMIT_REFUSALS.name: handler.limiter.refusals,
             },
         ),
         clock,

@@ -185,9 +185,9 @@ class Connections:
         return tuple(self._all)
 
     @property
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> dict[tuple[str, ...], int]:
         """How many were shed since the start, by reason."""
-        return {why.value: self.shed[why] for why in Shed}
+        return {(why.value,): self.shed[why] for why in Shed}
 
     def tick(self, now: float) -> None:
         """Expire what waited for too long; called about twice a second."""

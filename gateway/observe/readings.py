@@ -89,18 +89,9 @@ class Readings:
     """Where a scrape finds what others own. Called on the event loop."""
 
     backends: Callable[[], Iterable[BackendReading]] = tuple
-    connections: Callable[[], Mapping[str, int]] = dict  # by side: client, backend
-    shed: Callable[[], Mapping[str, int]] = dict  # connections, by reason
     queues: Callable[[], Mapping[str, Queued]] = dict  # by pool
     fellows: Callable[[], Iterable[Fellow]] = tuple  # the other workers of this gateway
-    held: Callable[[], Mapping[str, bool]] = dict  # by pool: its restarts are on hold
-    canaries: Callable[[], Mapping[tuple[str, ...], bool]] = dict  # by pool and verdict
-    canary_requests: Callable[[], Mapping[tuple[str, ...], int]] = dict  # by pool and side
-    adapter_changes: Callable[[], Mapping[tuple[str, ...], int]] = dict  # by pool and result
-    adapter_load_s: Callable[[], Mapping[tuple[str, ...], float]] = dict  # by pool: of all loads
     gpus: Callable[[], Mapping[str, Sequence[GpuLoad]]] = dict  # by backend: `pool/name`
     bodies: Callable[[], tuple[int, int]] = lambda: (0, 0)  # bytes held, and most that may be
-    kept_bodies: Callable[[], int] = lambda: 0  # bytes
-    log_dropped: Callable[[], int] = int
-    # Counters that others keep: their labels and values by the name of the metric.
-    sums: Callable[[], Mapping[str, Mapping[tuple[str, ...], float]]] = dict
+    # What others keep as it is exported: labels and values by the name of the metric.
+    kept: Callable[[], Mapping[str, Mapping[tuple[str, ...], float]]] = dict

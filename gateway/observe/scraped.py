@@ -63,22 +63,10 @@ def read_gauges(values: Values, readings: Readings, now: float) -> None:
         values[table.QUEUED.name][(pool,)] = queued.requests
         values[table.QUEUED_TOKENS.name][(pool,)] = queued.tokens
     _read_gpus(values, readings)
-    held = readings.held()
-    values[table.RESTARTS_HELD.name].update({(pool,): held[pool] for pool in held})
-    values[table.CANARY.name].update(readings.canaries())
-    values[table.CANARY_REQUESTS.name].update(readings.canary_requests())
-    values[table.ADAPTER_CHANGES.name].update(readings.adapter_changes())
-    values[table.ADAPTER_LOAD_SECONDS.name].update(readings.adapter_load_s())
-    for side, count in readings.connections().items():
-        values[table.OPEN_CONNECTIONS.name][(side,)] = count
-    shed = readings.shed()
-    values[table.CONNECTIONS_SHED.name].update({(reason,): shed[reason] for reason in shed})
     bodies, most = values[table.BODY_BYTES.name], values[table.BODY_BYTES_LIMIT.name]
     bodies[()], most[()] = readings.bodies()
-    values[table.KEPT_BODY_BYTES.name][()] = readings.kept_bodies()
-    values[table.ACCESS_LOG_DROPPED.name][()] = readings.log_dropped()
-    for name, sums in readings.sums().items():
-        values[name].update(sums)
+    for name, kept in readings.kept().items():
+        values[name].update(kept)
 
 
 def _read_gpus(values: Values, readings: Readings) -> None:

@@ -98,7 +98,7 @@ def test_a_request_in_progress_is_never_closed_for_another(waits):
     ones = full(book, waits, waits)
     assert One(book, "9.9.9.9").enter() is Shed.REFUSED
     assert not any(one.gone for one in ones)
-    assert book.counts["refused"] == 1
+    assert book.counts["refused",] == 1
     book.leave(ones[0])
     assert One(book, "9.9.9.9").enter() is None
 

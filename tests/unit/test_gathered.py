@@ -19,14 +19,14 @@ class HeldClock:
 
 
 def worker(at=100.0, queued=0, tenant_tokens=None):
-    sums = {} if tenant_tokens is None else {"gateway_tenant_tokens_total": tenant_tokens}
+    kept = {"gateway_open_connections": {("client",): 3}, "gateway_kept_body_bytes": {(): 7}}
+    if tenant_tokens is not None:
+        kept["gateway_tenant_tokens_total"] = tenant_tokens
     return Metrics(
         Readings(
             queues=lambda: {"m": Queued(queued, 10 * queued)},
-            connections=lambda: {"client": 3},
             bodies=lambda: (5, 512),
-            kept_bodies=lambda: 7,
-            sums=lambda: sums,
+            kept=lambda: kept,
         ),
         HeldClock(at),
     )

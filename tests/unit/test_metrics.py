@@ -387,7 +387,7 @@ def test_transitions_and_failures_count_under_names_with_slashes():
 
 
 def test_restarts_on_hold_are_told_by_pool():
-    of = metrics(held=lambda: {"m": True, "x": False})
+    of = metrics(kept=lambda: {"gateway_restarts_held": {("m",): True, ("x",): False}})
     seen = samples(of)
     assert seen["gateway_restarts_held", "m"] == 1
     assert seen["gateway_restarts_held", "x"] == 0
@@ -395,8 +395,8 @@ def test_restarts_on_hold_are_told_by_pool():
 
 def test_the_verdict_on_a_canary_is_told_for_each_pool_that_has_one():
     found = {("m", "open"): True, ("m", "worse"): False, ("m", "fine"): False}
-    of = metrics(canaries=lambda: found)
     name = "gateway_canary_verdict"
+    of = metrics(kept=lambda: {name: found})
     seen = samples(of)
     assert [seen[name, "m", each] for each in ("open", "worse", "fine")] == [1, 0, 0]
     found.clear()  # a reload took the canary away
@@ -404,19 +404,19 @@ def test_the_verdict_on_a_canary_is_told_for_each_pool_that_has_one():
 
 
 def test_what_became_of_adapters_is_told_by_pool_and_result():
-    changes, seconds = {("m", "loaded"): 3, ("m", "failed"): 1}, {("m",): 4.5}
-    seen = samples(metrics(adapter_changes=lambda: changes, adapter_load_s=lambda: seconds))
-    name = "gateway_adapter_changes_total"
+    name, lasted = "gateway_adapter_changes_total", "gateway_adapter_load_seconds_total"
+    kept = {name: {("m", "loaded"): 3, ("m", "failed"): 1}, lasted: {("m",): 4.5}}
+    seen = samples(metrics(kept=lambda: kept))
     assert {key: value for key, value in seen.items() if key[0] == name} == {
         (name, "m", "loaded"): 3,
         (name, "m", "failed"): 1,
     }
-    assert seen["gateway_adapter_load_seconds_total", "m"] == 4.5
+    assert seen[lasted, "m"] == 4.5
 
 
 def test_how_many_requests_each_side_of_a_canary_got_is_told():
-    seen = samples(metrics(canary_requests=lambda: {("m", "canary"): 2, ("m", "others"): 18}))
     name = "gateway_canary_requests_total"
+    seen = samples(metrics(kept=lambda: {name: {("m", "canary"): 2, ("m", "others"): 18}}))
     assert (seen[name, "m", "canary"], seen[name, "m", "others"]) == (2, 18)
 
 
@@ -441,7 +441,9 @@ def test_only_the_configuration_in_force_is_told():
 
 
 def test_readings_of_others_are_told():
-    of = metrics(connections=lambda: {"client": 3, "backend": 2}, log_dropped=lambda: 9)
+    connections = {("client",): 3, ("backend",): 2}
+    kept = {"gateway_open_connections": connections, "gateway_access_log_dropped_total": {(): 9}}
+    of = metrics(kept=lambda: kept)
     of.loop_lag(0.02)
     seen = samples(of)
     assert seen["gateway_open_connections", "client"] == 3
