@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 from gateway.cli.terminal import Terminal, is_number
@@ -89,22 +89,14 @@ def _told(error: OSError) -> str:
     return ": ".join(str(part) for part in (error.filename, error.strerror) if part)
 
 
-@overload
-def option(name: str, parse: Callable[[str], T], text: str) -> T: ...
-
-
-@overload
-def option(name: str, parse: Callable[[str], T], text: None) -> None: ...
-
-
-def option(name: str, parse: Callable[[str], T], text: str | None) -> T | None:
-    """Return what was written for an option; None for nothing.
+def option(name: str, parse: Callable[[str], T], text: str) -> T:
+    """Return what was written for an option.
 
     Raises:
         VerbError: `parse` does not take it.
     """
     try:
-        return None if text is None else parse(text)
+        return parse(text)
     except ValueError as error:
         raise VerbError(f"{name}: {error}", code=Exit.USAGE) from error
 

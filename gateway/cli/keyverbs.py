@@ -323,8 +323,9 @@ def _pairs(name: str, listed: Iterable[str] | None, example: str) -> Mapping[str
 def _until(expires: str | None) -> str | None:
     from gateway.access.records import timestamp
 
-    lasts_s = option("--expires", _lifetime, expires)
-    return None if lasts_s is None else timestamp(time.time() + lasts_s)
+    if expires is None:
+        return None
+    return timestamp(time.time() + option("--expires", _lifetime, expires))
 
 
 def _lifetime(text: str) -> float:

@@ -193,7 +193,7 @@ def check(  # noqa: PLR0913 - the options of a verb
         from gateway.config.units import parse_size
         from gateway.sizing.fitcheck import fit_findings
 
-        memory = option("--gpu-memory", parse_size, gpu_memory)
+        memory = None if gpu_memory is None else option("--gpu-memory", parse_size, gpu_memory)
         judged, more = fit_findings(checked.loaded, file, memory)
         answers, findings = answers + judged, findings + more
     findings.sort(key=lambda finding: finding.place.line)

@@ -134,7 +134,7 @@ def hold(
     """Pause automatic restarts. You can still restart backends yourself."""
     if lift and for_ is not None:
         raise VerbError("use --for or --lift, not both", code=Exit.USAGE)
-    seconds = option("--for", _hold_time, for_)
+    seconds = None if for_ is None else option("--for", _hold_time, for_)
     order: dict[str, object] = {"pool": pool, "for_s": seconds, "reason": reason}
     told = ask(server, f"/admin/v1/restarts:{'lift' if lift else 'hold'}", token, order=order)
     of = "all pools" if pool is None else pool

@@ -162,9 +162,9 @@ def _plan(gpu_memory: str | None, flags: Mapping[str, Any]) -> Plan:
     if gpu_memory is None and flags["kv-cache-memory-bytes"] is None:
         hint = "such as --gpu-memory 24GiB, or --kv-cache-memory-bytes 4GiB for the cache alone"
         raise VerbError("say how much memory a GPU has", hint, Exit.USAGE)
-    memory = option("--gpu-memory", parse_size, gpu_memory)
+    memory = 0 if gpu_memory is None else option("--gpu-memory", parse_size, gpu_memory)
     try:
-        return plan_of_args(flags, 1, memory or 0)
+        return plan_of_args(flags, 1, memory)
     except PlanError as error:
         raise VerbError(f"--{error}", code=Exit.USAGE) from error
 

@@ -76,8 +76,8 @@ def doctor(  # noqa: PLR0913 - the options of a verb
     loaded = usable(config)
     if through is not None:
         _check_url(through)
-    silent_s = option("--silent-for", parse_duration, silent_for or None)
-    asked = Asked(key, model or next(iter(loaded.config.pools)), silent_s or 0.0)
+    silent_s = option("--silent-for", parse_duration, silent_for) if silent_for else 0.0
+    asked = Asked(key, model or next(iter(loaded.config.pools)), silent_s)
     findings = [
         *machine_clock(),
         *running_findings(loaded.config, server, token),
