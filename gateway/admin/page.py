@@ -6,12 +6,11 @@ Anybody may load them: they hold no data. What the page shows, it asks of the AP
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
-from importlib.resources import files
-from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Final
 
 from starlette.requests import Request
@@ -22,6 +21,7 @@ from gateway.admin.replies import reply
 from gateway.admin.runbookpages import runbook_pages
 
 FOLDER: Final = "/dashboard/"
+_FILES: Final = Path(__file__).parents[1] / "dashboard"
 _PAGE: Final = "index.html"
 # The page runs and loads what is in these files, and nothing else: no inline script, no other host, and
 # no text that a script could turn into markup (trusted types).
@@ -61,9 +61,10 @@ class Asset:
 def assets() -> Mapping[str, Asset]:
     """Return every file by the path that it is served at."""
     found = {}
-    for name, file in _walk(files("gateway") / "dashboard", ""):
-        path = "/" if name == _PAGE else FOLDER + name
-        found[path] = _asset(file.read_bytes(), _TYPES[name.rpartition(".")[2]])
+    for file in sorted(_FILES.rglob("*")):
+        name = file.relative_to(_FILES).as_posix()
+        if content_type := _TYPES.get(file.name.rpartition(".")[2]):
+            found["/" if name == _PAGE else FOLDER + name] = _asset(file.read_bytes(), content_type)
     for path, page in runbook_pages():
         found[path] = _asset(page.encode(), _TYPES["html"])
     return found
@@ -85,12 +86,3 @@ async def _serve(request: Request) -> Response:
     if request.headers.get("if-none-match") == asset.etag:
         return reply(b"", asset.content_type, HTTPStatus.NOT_MODIFIED, headers)
     return reply(asset.body, asset.content_type, headers=headers)
-
-
-def _walk(folder: Traversable, before: str) -> Iterator[tuple[str, Traversable]]:
-    """Yield each file below a folder with its name from there."""
-    for each in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if each.is_dir():
-            yield from _walk(each, f"{before}{each.name}/")
-        elif each.name.rpartition(".")[2] in _TYPES:
-            yield before + each.name, each
