@@ -10,7 +10,7 @@ that the cache holds, are what it logs as `KV cache size` and `Maximum concurren
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from gateway.sizing.footprint import Footprint, caveats, footprint
@@ -73,8 +73,6 @@ def fit(model: ModelShape, plan: Plan) -> Fit:
     if plan.quantization == ONLINE_FP8 and not model.quantized:
         model = model.at_bits(8)
     problems = _problems(model, plan)
-    if problems:
-        plan = replace(plan, tp=1, pp=1) if plan.tp < 1 or plan.pp < 1 else plan
     wanted = plan.max_model_len or model.longest
     cap = model.longest if wanted == AUTO_LEN else wanted
     stages = split_layers(len(model.layers), max(1, min(plan.pp, len(model.layers))))
@@ -84,7 +82,8 @@ def fit(model: ModelShape, plan: Plan) -> Fit:
     fixed = _fixed(plan, layout)
     memory = fixed or [budget - each.total_bytes for each in held]
     longest = layout.longest(model.longest, memory)
-    surely = layout.longest(model.longest, fixed or _pessimistic(memory, held))
+    pessimistic = [each - beside.doubt_bytes for each, beside in zip(memory, held, strict=True)]
+    surely = layout.longest(model.longest, fixed or pessimistic)
     length = max(1, layout.longest(cap, memory)) if wanted == AUTO_LEN else wanted
     fullest = min(range(len(stages)), key=lambda stage: memory[stage])
     near, far, state = _sizes(model, layout, stages[fullest])
@@ -125,7 +124,7 @@ def sizing(model: ModelShape, plan: Plan, length: int) -> Sizing:
     else:
         default = MLA_BLOCK_TOKENS if model.latent and not model.recurrent else BLOCK_TOKENS
     return Sizing(
-        tp=max(1, plan.tp),
+        tp=plan.tp,
         block_tokens=plan.block_size or default,
         kv_bytes=kv.size(dtype),
         dtype=dtype,
@@ -144,10 +143,6 @@ def _fixed(plan: Plan, layout: KvLayout) -> list[int] | None:
     if plan.kv_cache_memory_bytes is not None:
         return [plan.kv_cache_memory_bytes for _ in stages]
     return None
-
-
-def _pessimistic(memory: list[int], held: list[Footprint]) -> list[int]:
-    return [each - beside.doubt_bytes for each, beside in zip(memory, held, strict=True)]
 
 
 def _verdict(
@@ -199,8 +194,6 @@ def _problems(model: ModelShape, plan: Plan) -> tuple[str, ...]:
     """
     found = []
     tp, pp = plan.tp, plan.pp
-    if tp < 1 or pp < 1:
-        return ("tensor and pipeline parallel sizes must be at least 1",)
     if model.heads and model.heads % tp:
         found.append(f"{model.heads} attention heads cannot be divided evenly among {tp} GPUs")
     elif model.kv_heads and not model.latent and max(model.kv_heads, tp) % min(model.kv_heads, tp):

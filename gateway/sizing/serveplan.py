@@ -65,7 +65,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The flags that decide memory. None: vLLM's own default."""
+    """The flags that decide memory; sizes and counts are above 0. None: vLLM's own default."""
 
     gpu_memory_bytes: int  # of one GPU, all of it
     tp: int = 1
