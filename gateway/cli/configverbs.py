@@ -37,26 +37,14 @@ def validate(
     file: File = None, server: Server = LOCAL, token: Token = "", output: AsTable = "table"
 ) -> None:
     """Have a running gateway check a file, where it runs. Exit code 3 if it cannot be used."""
-    told = _about(file, "validate", server, token)
-    if output == "json":
-        print_json(told)
-    else:
-        _print_findings(told)
-    raise typer.Exit(Exit.OK if told["valid"] else Exit.INVALID_CONFIG)
+    _judge(file, "validate", server, token, output)
 
 
 def diff(
     file: File = None, server: Server = LOCAL, token: Token = "", output: AsTable = "table"
 ) -> None:
     """Print what a file would change of what is in force. Exit code 3 if it cannot be used."""
-    told = _about(file, "diff", server, token)
-    if output == "json":
-        print_json(told)
-    elif told["valid"]:
-        _print_effect(told["effect"])
-    else:
-        _print_findings(told)
-    raise typer.Exit(Exit.OK if told["valid"] else Exit.INVALID_CONFIG)
+    _judge(file, "diff", server, token, output)
 
 
 def reload(
@@ -103,10 +91,17 @@ def _tried(each: dict[str, Any]) -> dict[str, object]:
     }
 
 
-def _about(file: Path | None, verb: str, server: str, token: str) -> dict[str, Any]:
-    text = None if file is None else _text(file)
-    order: dict[str, object] = {"text": text}
-    return ask(server, f"/admin/v1/config:{verb}", token, order=order, timeout_s=_SLOW_S)
+def _judge(file: Path | None, verb: str, server: str, token: str, output: str) -> None:
+    """Print what a gateway says of a file, and leave with the exit code for that."""
+    order: dict[str, object] = {"text": None if file is None else _text(file)}
+    told = ask(server, f"/admin/v1/config:{verb}", token, order=order, timeout_s=_SLOW_S)
+    if output == "json":
+        print_json(told)
+    elif verb == "diff" and told["valid"]:
+        _print_effect(told["effect"])
+    else:
+        _print_findings(told)
+    raise typer.Exit(Exit.OK if told["valid"] else Exit.INVALID_CONFIG)
 
 
 def _text(file: Path) -> str:
