@@ -24,7 +24,7 @@ from gateway.observe.buckets import TTFT_BUCKETS
 from gateway.observe.families import Histogram, Labels
 from gateway.observe.metrics import Metrics
 from gateway.observe.readings import BackendReading, carried_by, queued_in_all
-from gateway.observe.recent import Mark, Window, quantile
+from gateway.observe.recent import Mark, Tally, Window, quantile
 
 STEP_S: Final = 10.0
 BUCKETS: Final = 360
@@ -198,15 +198,10 @@ class Series:
         tallies = window.pools()
         found: dict[str, Values] = {}
         for pool in {**dict.fromkeys(own), **in_flight}:
-            held = in_flight[pool]
-            now: dict[str, float | None] = {
+            tally = tallies.get(pool) or Tally()
+            found[pool] = {
                 "queued": queues.get(pool, NOTHING_QUEUED).requests,
-                "in_flight": held,
-            }
-            if (tally := tallies.get(pool)) is None:
-                found[pool] = now | {"requests": 0, "errors": 0, "shed": 0, "tokens": 0}
-                continue
-            found[pool] = now | {
+                "in_flight": in_flight[pool],
                 "requests": tally.requests,
                 "errors": tally.errors,
                 "shed": tally.shed,
