@@ -63,14 +63,14 @@ def print_failure(error: Exception) -> Exit:
         message = "a word of the command line is not text in the encoding of this locale"
         hint, code = "write it in UTF-8, with LC_ALL=C.UTF-8", Exit.USAGE
     elif hasattr(error, "findings"):  # ConfigError, by its shape: importing it takes 12 ms
-        _to_stderr("\n".join(error.findings))
+        print("\n".join(error.findings), file=sys.stderr)
         return Exit.INVALID_CONFIG
     else:
         message = f"this is a bug: {type(error).__name__}: {error}"
         hint = "run it again with -vv for the traceback, and please report it"
-    _to_stderr(f"vllm-gateway: {message or error}")
+    print(f"vllm-gateway: {message or error}", file=sys.stderr)
     if hint:
-        _to_stderr(f"  hint: {hint}")
+        print(f"  hint: {hint}", file=sys.stderr)
     return code
 
 
@@ -341,7 +341,3 @@ def _connection(server: str, timeout_s: float) -> HTTPConnection:
         hint = "write it like http://127.0.0.1:9090 or unix:/run/gw-admin.sock"
         raise VerbError(f"{server} is not a URL", hint, Exit.USAGE)
     return kinds[parts.scheme](host, port, timeout=timeout_s)
-
-
-def _to_stderr(text: str) -> None:
-    sys.stderr.write(text + "\n")

@@ -40,7 +40,7 @@ def top(
     screen = Screen(server, token)
     screen.look()
     if once or not (sys.stdin.isatty() and sys.stdout.isatty()):
-        print_lines(frame(screen.overview, screen.lists, screen.view, Terminal.of_stdout()))
+        print(*frame(screen.overview, screen.lists, screen.view, Terminal.of_stdout()), sep="\n")
         return
     with _raw():
         while True:
@@ -145,11 +145,6 @@ class Screen:
 
 def _sentence(told: dict[str, Any]) -> str:
     return str(told.get("sentence") or "Done.")
-
-
-def print_lines(lines: list[str]) -> None:
-    """Print one screen."""
-    sys.stdout.write("\n".join(lines) + "\n")
 
 
 def _draw(screen: Screen) -> None:

@@ -225,11 +225,6 @@ def private_bytes(pid: int) -> int:
     return 0
 
 
-def listeners(port: int) -> list[Process]:
-    """Return the processes that listen on a TCP port, as far as this user may see."""
-    return holders(_listening(port))
-
-
 def holders(inodes: Iterable[str]) -> list[Process]:
     """Return the processes that hold any of these sockets, as far as this user may see."""
     sockets = {f"socket:[{inode}]" for inode in inodes}
@@ -248,7 +243,8 @@ def bound(path: Path) -> list[str]:
     return found
 
 
-def _listening(port: int) -> Iterator[str]:
+def listening(port: int) -> Iterator[str]:
+    """Yield the inodes of the sockets that listen on a TCP port."""
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             for line in (_PROC / "net" / table).read_text().splitlines()[1:]:

@@ -325,7 +325,10 @@ class ProcessLauncher:
             try:
                 pid = spawn(start, {MARK_START: nonce}, output)
             except LaunchError:
-                self._restore(before)
+                if before is not None:
+                    save(self._record_path, before)
+                else:
+                    self._record_path.unlink(missing_ok=True)
                 raise
             process = proc.find(pid)
             record = replace(record, pid=pid, started=process.started if process else 0)
@@ -337,9 +340,3 @@ class ProcessLauncher:
 
     def _headline(self, nonce: str) -> str:
         return f"--- {self.backend_id}: start {nonce}"
-
-    def _restore(self, before: Record | None) -> None:
-        if before is not None:
-            save(self._record_path, before)
-        else:
-            self._record_path.unlink(missing_ok=True)

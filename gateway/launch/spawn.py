@@ -83,7 +83,7 @@ def check_port(port: int) -> None:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-    found = proc.listeners(port)
+    found = proc.holders(proc.listening(port))
     by = f" by {', '.join(map(str, found))}" if found else ""
     raise LaunchError(
         f"port {port} is already in use{by}, not by a server of this gateway. Stop it"

@@ -174,7 +174,7 @@ def state_problem(
         kind=told.kind,
         severity="degraded",
         subject=f"backend {backend['id']}",
-        what=f"Backend {backend['id']} {_what(backend, told)}{_times(backend)}",
+        what=f"Backend {backend['id']} {_what(backend, told)}",
         cause=cause_of(backend, failures),
         remedy=_remedy(backend, told).format(id=backend["id"]),
         since=now - backend["phase_age_s"],
@@ -198,7 +198,11 @@ def _remedy(backend: BackendOverview, told: _State) -> str:
 
 
 def _what(backend: BackendOverview, told: _State) -> str:
-    return "has failed to start" if told.kind == "failed" and _not_started(backend) else told.what
+    if told.kind == "failed" and _not_started(backend):
+        return "has failed to start"
+    if backend["state"] == "crash-looping":
+        return f"{told.what} ({backend['ended']} times in 10 min)"
+    return told.what
 
 
 def _not_started(backend: BackendOverview) -> bool:
@@ -206,10 +210,6 @@ def _not_started(backend: BackendOverview) -> bool:
     tended = backend["supervision"]
     trouble = tended["trouble"] if tended is not None else ""
     return backend["state"] in _NOT_STARTED and trouble != "" and trouble in backend["detail"]
-
-
-def _times(backend: BackendOverview) -> str:
-    return f" ({backend['ended']} times in 10 min)" if backend["state"] == "crash-looping" else ""
 
 
 def cause_of(backend: BackendOverview, failures: Mapping[str, int]) -> str:

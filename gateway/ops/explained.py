@@ -145,12 +145,11 @@ def explained(
     record, told = seen.record, request_told(seen, moment)
     gate_told = None if decision is None else decision_told(decision, book, moment)
     early_told = None if refused is None else refused_told(refused, book)
-    waits = told["state"] == "waiting" and gate_told is not None
     return RequestExplained(
         **told,
         schema_version=SCHEMA_VERSION,
         sentence=gate_told["sentence"]
-        if waits and gate_told is not None
+        if told["state"] == "waiting" and gate_told is not None
         else _sentence(told, early_told),
         message=record.message,
         client=record.client,

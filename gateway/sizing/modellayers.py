@@ -217,13 +217,6 @@ def _every(default: int, name: str, other: str) -> Callable[[ModelConfig], list[
     return kinds
 
 
-def _first_slides(config: ModelConfig) -> list[str]:
-    """Gemma-2, gpt-oss: every other layer, the first one too."""
-    return [
-        "full_attention" if number % 2 else "sliding_attention" for number in range(config.layers)
-    ]
-
-
 def _jamba(config: ModelConfig) -> list[str]:
     period, offset = config.count("attn_layer_period"), config.count("attn_layer_offset")
     return [
@@ -255,9 +248,9 @@ _BY_TYPE: Final[dict[str, Callable[[ModelConfig], list[str]]]] = {
     "cohere2": _every(4, "sliding_window_pattern", "sliding_attention"),
     "falcon_h1": _recurrent_only,
     "falcon_mamba": _recurrent_only,
-    "gemma2": _first_slides,
+    "gemma2": _every(2, "sliding_window_pattern", "sliding_attention"),
     "gemma3_text": _every(6, "sliding_window_pattern", "sliding_attention"),
-    "gpt_oss": _first_slides,
+    "gpt_oss": _every(2, "sliding_window_pattern", "sliding_attention"),
     "jamba": _jamba,
     "kimi_linear": _listed("full_attn_layers", "linear_attention", first=1),
     "lfm2": _listed("full_attn_idxs", "conv"),
