@@ -306,22 +306,10 @@ def _remedies(name: str, pool: PoolConfig, launched: list[_Launched]) -> Iterato
     for place, remedy in enumerate(pool.remedies):
         why = _idle(remedy, pool, launched)
         if why:
-            yield warning(
-                (*path, place),
-                "idle-remedy",
-                f"{remedy.value} has no effect on `{name}`: {why}",
-            )
-    yield from _listed_twice(path, pool)
-
-
-def _listed_twice(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
-    for place, remedy in enumerate(pool.remedies):
+            message = f"{remedy.value} has no effect on `{name}`: {why}"
+            yield warning((*path, place), "idle-remedy", message)
         if remedy in pool.remedies[:place]:
-            yield warning(
-                (*path, place),
-                "idle-remedy",
-                f"{remedy.value} is listed twice",
-            )
+            yield warning((*path, place), "idle-remedy", f"{remedy.value} is listed twice")
 
 
 def _idle(remedy: Remedy, pool: PoolConfig, launched: list[_Launched]) -> str:

@@ -21,7 +21,9 @@ def check_traffic(config: Config) -> Iterator[Remark]:
         yield from _shares(("pools", name), pool)
         yield from _canary(("pools", name, "canary"), pool)
         yield from _fallback(("pools", name, "fallback"), name, pool, config)
-        yield from _shadow(("pools", name, "shadow"), name, pool, config)
+        if pool.shadow is not None:
+            to: KeyPath = ("pools", name, "shadow", "to")
+            yield from _destination(to, name, pool.shadow.to, config, "shadow")
 
 
 def _engines(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
@@ -146,12 +148,6 @@ def _fallback(path: KeyPath, name: str, pool: PoolConfig, config: Config) -> Ite
                 f"`{adapter}` is none of the adapters that this pool lists",
                 "add it to `adapters` of the pool, or remove it here",
             )
-
-
-def _shadow(path: KeyPath, name: str, pool: PoolConfig, config: Config) -> Iterator[Remark]:
-    """Yield what is wrong with the pool that gets copies of this one's requests."""
-    if pool.shadow is not None:
-        yield from _destination((*path, "to"), name, pool.shadow.to, config, "shadow")
 
 
 def _destination(path: KeyPath, name: str, to: str, config: Config, kind: str) -> Iterator[Remark]:
