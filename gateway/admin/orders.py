@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
@@ -144,26 +142,22 @@ async def get_logs(desk: Desk, asked: Asked[LogsQuery, Body]) -> Text:
     return Text(text.encode())
 
 
-async def hold(desk: Desk, asked: Asked[DryRunQuery, PoolBody]) -> HoldTold:
-    """Hold automatic restarts."""
-    body = asked.body
-    _check_pool(desk, body.pool)
-    if not asked.dry_run:
-        with _store_answers():
-            await desk.orders.hold(body.pool, body.for_s, body.reason)
-    return HoldTold(pool=body.pool, held=True, for_s=body.for_s, others=_others(desk, body.pool))
-
-
-async def lift(desk: Desk, asked: Asked[DryRunQuery, PoolBody]) -> HoldTold:
-    """Let automatic restarts go on."""
-    body = asked.body
-    _check_pool(desk, body.pool)
-    if not asked.dry_run:
-        with _store_answers():
-            await desk.orders.lift(body.pool)
-    others = _others(desk, body.pool)
-    held = None in others  # a hold of all pools holds this one, too
-    return HoldTold(pool=body.pool, held=held, for_s=None, others=others)
+async def hold(desk: Desk, asked: Asked[DryRunQuery, PoolBody], *, lifts: bool) -> HoldTold:
+    """Hold automatic restarts, or let them go on (`lifts`)."""
+    pool, for_s = asked.body.pool, asked.body.for_s
+    if pool is not None and pool not in desk.table.pools():
+        raise unknown_pool(desk, pool)
+    try:
+        if not asked.dry_run and lifts:
+            await desk.orders.lift(pool)
+        elif not asked.dry_run:
+            await desk.orders.hold(pool, for_s, asked.body.reason)
+    except StoreUnavailable:
+        detail = "The store shared by the replicas does not respond; nothing was changed."
+        raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "store_unavailable", detail) from None
+    others = _others(desk, pool)
+    held = not lifts or None in others  # a hold of all pools holds this one, too
+    return HoldTold(pool=pool, held=held, for_s=None if lifts else for_s, others=others)
 
 
 async def get_remedies(desk: Desk, asked: Asked[ListQuery, Body]) -> Listing:
@@ -199,11 +193,6 @@ def _others(desk: Desk, pool: str | None) -> list[str | None]:
         of or None for of in supervisor.intent.holds if supervisor.intent.holds_now(of)
     }
     return sorted((of for of in every if of != pool and None in (of, pool)), key=str)
-
-
-def _check_pool(desk: Desk, pool: str | None) -> None:
-    if pool is not None and pool not in desk.table.pools():
-        raise unknown_pool(desk, pool)
 
 
 def _order_told(touched: Touched, *, dry_run: bool) -> OrderTold:
@@ -248,12 +237,3 @@ def _event(event: Event) -> EventTold:
 
 def _event_id(event: Event) -> str:
     return str(event.number)
-
-
-@contextmanager
-def _store_answers() -> Iterator[None]:
-    try:
-        yield
-    except StoreUnavailable:
-        detail = "The store shared by the replicas does not respond; nothing was changed."
-        raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "store_unavailable", detail) from None

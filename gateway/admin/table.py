@@ -224,17 +224,17 @@ _BACKENDS: Final = (
             (Verb.RESTART, "Drain a backend, restart it and verify that it works."),
         )
     ),
-    Endpoint(
-        method=Method.POST, path=f"{_V1}/restarts:hold", name="hold", role=Role.OPERATOR,
-        does="Hold automatic restarts of a pool, or of all.", handler=orders.hold,
-        answer=orders.HoldTold, query=DryRunQuery, body=orders.PoolBody, refusals=_NOT_HELD,
-        subject=subjects.holds, verb="hold",
-    ),
-    Endpoint(
-        method=Method.POST, path=f"{_V1}/restarts:lift", name="lift", role=Role.OPERATOR,
-        does="End a hold of automatic restarts.", handler=orders.lift,
-        answer=orders.HoldTold, query=DryRunQuery, body=orders.PoolBody, refusals=_NOT_HELD,
-        subject=subjects.holds, verb="hold",
+    *(
+        Endpoint(
+            method=Method.POST, path=f"{_V1}/restarts:{name}", name=name, role=Role.OPERATOR,
+            does=does, handler=partial(orders.hold, lifts=name == "lift"),
+            answer=orders.HoldTold, query=DryRunQuery, body=orders.PoolBody, refusals=_NOT_HELD,
+            subject=subjects.holds, verb="hold",
+        )
+        for name, does in (
+            ("hold", "Hold automatic restarts of a pool, or of all."),
+            ("lift", "End a hold of automatic restarts."),
+        )
     ),
     Endpoint(
         method=Method.GET, path=f"{_V1}/remedies", name="remedies", role=Role.VIEWER,
