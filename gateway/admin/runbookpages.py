@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gateway.observe.alerts import Alert
-from gateway.observe.rules import GROUPS, RUNBOOKS, TITLES
+from gateway.observe.rules import ALERTS, GROUPS, RUNBOOKS
 
 _HEAD: Final = """<!doctype html>
 <html lang="en">
@@ -37,16 +37,15 @@ _END: Final = "  </main>\n</body>\n</html>\n"
 def runbook_pages() -> Iterator[tuple[str, str]]:
     """Yield the path and the HTML of each runbook, and of their list."""
     yield RUNBOOKS, _page("Runbooks", _listed())
-    for members in GROUPS.values():
-        for each in members:
-            yield f"{RUNBOOKS}/{each.name}", _page(each.name, _told(each))
+    for each in ALERTS:
+        yield f"{RUNBOOKS}/{each.name}", _page(each.name, _told(each))
 
 
 def _listed() -> Iterator[str]:
     yield "<p>One for each alert. <code>vllm-gateway status</code> comes first, whatever fires.</p>"
-    for group, members in GROUPS.items():
+    for _, title, members in GROUPS:
         links = (f'<li><a href="{RUNBOOKS}/{each.name}">{each.name}</a></li>' for each in members)
-        yield _card(TITLES[group], f"<ul>{''.join(links)}</ul>")
+        yield _card(title, f"<ul>{''.join(links)}</ul>")
 
 
 def _told(alert: Alert) -> Iterator[str]:

@@ -13,30 +13,21 @@ from typing import Final
 from gateway.observe import alerts, problemalerts
 from gateway.observe.alerts import Alert
 
-# The groups of the file, in its order.
-GROUPS: Final[dict[str, tuple[Alert, ...]]] = {
-    "service": alerts.SERVICE,
-    "capacity": alerts.CAPACITY,
-    "backends": problemalerts.STATES,
-    "problems": problemalerts.PROBLEMS,
-    "operators": alerts.OPERATORS,
-    "process": alerts.PROCESS,
-    "clients": alerts.CLIENTS,
-}
-ALERTS: Final[tuple[Alert, ...]] = tuple(each for group in GROUPS.values() for each in group)
+# The groups of the file, in its order: name, title, alerts.
+GROUPS: Final[tuple[tuple[str, str, tuple[Alert, ...]], ...]] = (
+    ("service", "The service", alerts.SERVICE),
+    ("capacity", "Capacity", alerts.CAPACITY),
+    ("backends", "States of backends", problemalerts.STATES),
+    ("problems", "Problems that `status` lists", problemalerts.PROBLEMS),
+    ("operators", "What operators decide", alerts.OPERATORS),
+    ("process", "The gateway's own process", alerts.PROCESS),
+    ("clients", "Clients", alerts.CLIENTS),
+)
+ALERTS: Final = tuple(each for _, _, members in GROUPS for each in members)
 
 RUNBOOKS: Final = "/runbooks"  # where the admin listener serves them
 # The scrape's own address: it reaches the admin listener of the gateway that the alert is about.
 _ADMIN: Final = "http://{{ $labels.instance }}"
-TITLES: Final = {
-    "service": "The service",
-    "capacity": "Capacity",
-    "backends": "States of backends",
-    "problems": "Problems that `status` lists",
-    "operators": "What operators decide",
-    "process": "The gateway's own process",
-    "clients": "Clients",
-}
 
 
 def alerts_yaml() -> str:
@@ -48,7 +39,7 @@ def alerts_yaml() -> str:
         f"# replace `{_ADMIN}` in the whole file.",
         "groups:",
     ]
-    for group, members in GROUPS.items():
+    for group, _, members in GROUPS:
         lines += [f"  - name: vllm-gateway-{group}", "    rules:"]
         for each in members:
             lines += _rule(each)
@@ -77,8 +68,8 @@ def runbooks() -> str:
         "`vllm-gateway status` comes first, whatever fires: it names the worst problem with its cause.",
         "By symptom: [TROUBLESHOOTING.md](TROUBLESHOOTING.md).",
     ]
-    for group, members in GROUPS.items():
-        lines += ["", f"## {TITLES[group]}"]
+    for _, title, members in GROUPS:
+        lines += ["", f"## {title}"]
         for each in members:
             lines += [
                 "",
