@@ -10,9 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from gateway.config.check import Remark, warning
 from gateway.config.effectcheck import budget_in, without_prices
-from gateway.config.findings import Finding, KeyPath
+from gateway.config.findings import Finding, KeyPath, Remark, warning
 from gateway.config.launched import model_of
 from gateway.config.load import Loaded, placed
 from gateway.config.models import Config

@@ -14,8 +14,7 @@ from typing import Final
 
 import uvloop
 
-from gateway.config.check import Remark, warning
-from gateway.config.findings import Finding, KeyPath
+from gateway.config.findings import Finding, KeyPath, Remark, warning
 from gateway.config.load import Loaded, placed
 from gateway.config.models import BackendConfig, PoolConfig
 from gateway.core.aio import SystemClock

@@ -6,12 +6,11 @@ Pure: no file, no network. Each check yields everything that it finds; `load` ad
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final
 from urllib.parse import urlsplit
 
-from gateway.config.findings import KeyPath, Severity
+from gateway.config.findings import KeyPath, Remark, Severity, warning
 from gateway.config.models import Config, PoolConfig
 from gateway.config.parameters import PrefixCache
 from gateway.config.process import TOKEN_CHARS
@@ -22,22 +21,6 @@ SAFE_UPSTREAM_KEEP_ALIVE_S: Final = 4.0
 NGINX_BODY_BYTES: Final = 64 * 1024**2  # `client_max_body_size` of deploy/nginx/gateway.conf
 # Clients and the proxies in between rarely wait longer for a first byte.
 LONG_WAIT_S: Final = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class Remark:
-    """A finding without its place in the file."""
-
-    path: KeyPath
-    code: str
-    message: str
-    hint: str = ""
-    severity: Severity = Severity.ERROR
-
-
-def warning(path: KeyPath, code: str, message: str, hint: str = "") -> Remark:
-    """Return a remark that does not keep a file from being used."""
-    return Remark(path, code, message, hint, Severity.WARNING)
 
 
 def check_meaning(config: Config) -> Iterator[Remark]:

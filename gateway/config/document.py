@@ -21,7 +21,7 @@ from typing import Final
 from ruamel.yaml import YAML, MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.error import YAMLError
 
-from gateway.config.findings import Finding, KeyPath, Place, Severity
+from gateway.config.findings import Finding, KeyPath, Place, Remark, warning
 from gateway.config.masking import Span, masked, masked_raw
 from gateway.config.notyaml import LINE_END, not_yaml
 
@@ -66,19 +66,9 @@ class Document:
                 return found
         return Place()
 
-    def report(
-        self,
-        severity: Severity,
-        code: str,
-        message: str,
-        *,
-        path: KeyPath = (),
-        place: Place | None = None,
-        hint: str = "",
-    ) -> None:
-        """Add a finding at a place, by default that of the value at `path`."""
-        place = place or self.place(path)
-        self.findings.append(Finding(severity, code, message, hint, self.file, place, path))
+    def report(self, remark: Remark, place: Place | None = None) -> None:
+        """Add a remark as a finding at a place, by default that of its setting."""
+        self.findings.append(Finding.of(remark, self.file, place or self.place(remark.path)))
 
     def shown(self) -> list[str]:
         """Return its lines as they may be shown."""
@@ -105,17 +95,12 @@ def read_document(text: str, *, file: str, folder: Path, env: Mapping[str, str])
             root = yaml.compose(text)
     except (YAMLError, ValueError, RecursionError) as error:
         bad = not_yaml(error, text)
-        document.report(Severity.ERROR, "bad-yaml", bad.message, place=bad.place, hint=bad.hint)
+        document.report(Remark((), "bad-yaml", bad.message, bad.hint), bad.place)
         return document
     if not isinstance(root, MappingNode):
         what = "empty" if root is None else "not a mapping"
-        document.report(
-            Severity.ERROR,
-            "bad-yaml",
-            f"the file is {what}",
-            place=Place(),
-            hint="the smallest valid file is `pools: {MODEL: {backends: [http://HOST:8000]}}`",
-        )
+        hint = "the smallest valid file is `pools: {MODEL: {backends: [http://HOST:8000]}}`"
+        document.report(Remark((), "bad-yaml", f"the file is {what}", hint))
         return document
     try:
         values = _Reader(document, yaml, folder, env).mapping(root, ())
@@ -123,7 +108,7 @@ def read_document(text: str, *, file: str, folder: Path, env: Mapping[str, str])
         message = f"the file has more than {MAX_NODES} values (each use of an alias counts)"
         if isinstance(error, RecursionError):
             message = not_yaml(error, text).message
-        document.report(Severity.ERROR, "bad-yaml", message, place=Place())
+        document.report(Remark((), "bad-yaml", message))
         return document
     # Compose files made `x-` the place for anchors; it is no setting.
     document.values = {key: value for key, value in values.items() if not key.startswith("x-")}
@@ -142,13 +127,6 @@ def _joined(text: str) -> str:
 
 class _TooManyError(Exception):
     pass
-
-
-@dataclass(frozen=True, slots=True)
-class _Unresolved:
-    code: str
-    message: str
-    hint: str = ""
 
 
 class _Reader:
@@ -257,7 +235,7 @@ class _Reader:
         text = _joined(str(node.value))
         if _OF_A_SHELL.fullmatch(text):
             message, hint = "this is taken as it is written", "write ${NAME} if a variable is meant"
-            self._document.report(Severity.WARNING, "no-variable", message, path=path, hint=hint)
+            self._document.report(warning(path, "no-variable", message, hint))
         return text if "${" not in text else self._filled(text, path, _place(node))
 
     def _filled(self, text: str, path: KeyPath, place: Place) -> str:
@@ -267,14 +245,11 @@ class _Reader:
             nonlocal failed
             if match[1] is None:
                 return "${"
-            value = self._resolve(match[1])
+            value = self._resolve(match[1], path)
             if isinstance(value, str):
                 return value
             failed = True
-            where = self._reference_place(place, match[0])
-            self._document.report(
-                Severity.ERROR, value.code, value.message, path=path, place=where, hint=value.hint
-            )
+            self._document.report(value, self._reference_place(place, match[0]))
             return ""
 
         self._document.references[path] = text
@@ -287,16 +262,15 @@ class _Reader:
             self._document.broken.add(path)
         return filled
 
-    def _resolve(self, reference: str) -> str | _Unresolved:
-        """Return the text that a reference stands for, by what is between its braces."""
+    def _resolve(self, reference: str, path: KeyPath) -> str | Remark:
+        """Return the text that a reference stands for, by what is between its braces; or what is wrong with it."""
         if reference.startswith("file:"):
-            return self._secret_file(reference.removeprefix("file:").strip())
+            return self._secret_file(reference.removeprefix("file:").strip(), path)
         match = _NAME.fullmatch(reference)
         if match is None:
             hint = "write ${NAME}, ${NAME:-default} or ${file:/path}"
-            return _Unresolved(
-                "bad-reference", "what is between the braces does not name a variable", hint
-            )
+            problem = "what is between the braces does not name a variable"
+            return Remark(path, "bad-reference", problem, hint)
         name, has_default, default = match[1], match[2], match[3]
         value = self._env.get(name)
         if has_default:
@@ -304,13 +278,13 @@ class _Reader:
         if value is None:
             hint = f"set it, or write ${{{name}:-}} if it is optional"
             problem = f"${{{name}}} is not set and has no default"
-            return _Unresolved("unset-variable", problem, hint)
+            return Remark(path, "unset-variable", problem, hint)
         return value
 
-    def _secret_file(self, name: str) -> str | _Unresolved:
-        path = self._folder / name
+    def _secret_file(self, name: str, path: KeyPath) -> str | Remark:
+        secret = self._folder / name
         try:
-            with path.open("rb") as file:
+            with secret.open("rb") as file:
                 content = file.read(MAX_SECRET_BYTES + 1)
             if len(content) > MAX_SECRET_BYTES:
                 problem = f"is larger than {MAX_SECRET_BYTES} bytes"
@@ -320,7 +294,7 @@ class _Reader:
             problem = "is not UTF-8 text"
         except (OSError, ValueError) as error:
             problem = f"cannot be read: {getattr(error, 'strerror', None) or error}"
-        return _Unresolved("unreadable-file", f"{path} {problem}")
+        return Remark(path, "unreadable-file", f"{secret} {problem}")
 
     def _reference_place(self, place: Place, reference: str) -> Place:
         line = self._document.lines[place.line - 1]
@@ -328,7 +302,7 @@ class _Reader:
         return place if column < 0 else Place(place.line, column + 1, len(reference))
 
     def _error(self, code: str, message: str, path: KeyPath, place: Place | None = None) -> None:
-        self._document.report(Severity.ERROR, code, message, path=path, place=place)
+        self._document.report(Remark(path, code, message), place)
 
 
 def _span(node: Node, path: KeyPath) -> Span:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gateway.config.check import Remark, warning
-from gateway.config.findings import KeyPath
+from gateway.config.findings import KeyPath, Remark, warning
 from gateway.config.models import Config
 from gateway.config.units import format_duration
 from gateway.core.limits import KeyLimits

@@ -9,8 +9,7 @@ from typing import Any, Final, get_args, get_origin
 
 from pydantic_core import ErrorDetails
 
-from gateway.config.check import Remark
-from gateway.config.findings import KeyPath, dotted
+from gateway.config.findings import KeyPath, Remark, dotted
 from gateway.config.keysettings import TIER_NAME
 from gateway.config.models import Config
 from gateway.config.names import BACKEND_NAME, HEADER_NAME, MODEL_NAME

@@ -32,17 +32,42 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is wrong. `code` is stable; `str()` is the one-line form."""
+class Remark:
+    """One thing that is wrong with a setting, or with the file (no path). `code` is stable."""
 
-    severity: Severity
+    path: KeyPath
     code: str
     message: str
     hint: str = ""
+    severity: Severity = Severity.ERROR
+
+
+def warning(path: KeyPath, code: str, message: str, hint: str = "") -> Remark:
+    """Return a remark that does not keep a file from being used."""
+    return Remark(path, code, message, hint, Severity.WARNING)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding(Remark):
+    """A remark with its place; `str()` is the one-line form."""
+
     file: str = ""
     place: Place = Place()
-    path: KeyPath = ()
     source: str = field(default="", repr=False)  # its line of the file, with secrets hidden
+
+    @staticmethod
+    def of(remark: Remark, file: str, place: Place, source: str = "") -> Finding:
+        """Return a remark with its place."""
+        return Finding(
+            remark.path,
+            remark.code,
+            remark.message,
+            remark.hint,
+            remark.severity,
+            file,
+            place,
+            source,
+        )
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.place.line}:{self.place.column}"

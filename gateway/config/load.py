@@ -17,11 +17,11 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from gateway.config.check import Remark, check_meaning
+from gateway.config.check import check_meaning
 from gateway.config.document import Document, read_document
 from gateway.config.effectcheck import check_effect
 from gateway.config.explain import explain
-from gateway.config.findings import Finding, KeyPath, Place, Severity, dotted
+from gateway.config.findings import Finding, KeyPath, Place, Remark, Severity, dotted
 from gateway.config.models import Config
 from gateway.config.placement import check_placement
 from gateway.config.prefixcheck import check_prefix
@@ -124,7 +124,7 @@ def check_file(path: Path, env: Mapping[str, str] = os.environ) -> Checked:
 
 
 def _unusable(path: Path, code: str, message: str, hint: str = "") -> Checked:
-    return Checked((Finding(Severity.ERROR, code, message, hint, str(path)),))
+    return Checked((Finding((), code, message, hint, file=str(path)),))
 
 
 def check_text(
@@ -166,16 +166,7 @@ def placed(remark: Remark, loaded: Loaded, file: Path) -> Finding:
     origin = loaded.origin.get(remark.path)
     place = origin.place if origin is not None else Place()
     source = _line(loaded.lines, place) if origin is not None else ""
-    return Finding(
-        remark.severity,
-        remark.code,
-        remark.message,
-        remark.hint,
-        str(file),
-        place,
-        remark.path,
-        source,
-    )
+    return Finding.of(remark, str(file), place, source)
 
 
 def _line(lines: Sequence[str], place: Place) -> str:
@@ -257,15 +248,8 @@ def _report_remarks(document: Document, config: Config, wrong: set[KeyPath]) -> 
 
 def _report(document: Document, remark: Remark) -> None:
     at_key = remark.code in ("unknown-key", "bad-name") and remark.path in document.key_places
-    place: Place = document.place(remark.path, key=at_key)
-    document.report(
-        remark.severity,
-        remark.code,
-        _without_filled(document, remark),
-        path=remark.path,
-        place=place,
-        hint=remark.hint,
-    )
+    shown = replace(remark, message=_without_filled(document, remark))
+    document.report(shown, document.place(remark.path, key=at_key))
 
 
 def _without_filled(document: Document, remark: Remark) -> str:

@@ -12,8 +12,7 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from gateway.config.check import Remark, warning
-from gateway.config.findings import KeyPath, Severity
+from gateway.config.findings import KeyPath, Remark, Severity, warning
 from gateway.config.flags import DEFAULT_UTILIZATION, UTILIZATION_FLAG, in_force
 from gateway.config.models import BackendConfig, Config, PoolConfig
 from gateway.config.supervision import LaunchConfig, Remedy, RestartConfig

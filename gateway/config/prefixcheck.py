@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from gateway.config.check import Remark, warning
-from gateway.config.findings import KeyPath
+from gateway.config.findings import KeyPath, Remark, warning
 from gateway.config.kvevents import flag_of
 from gateway.config.models import BackendConfig, Config, PoolConfig
 from gateway.config.parameters import PrefixRouting

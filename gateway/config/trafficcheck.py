@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gateway.config.check import Remark, warning
-from gateway.config.findings import KeyPath
+from gateway.config.findings import KeyPath, Remark, warning
 from gateway.config.models import Config, PoolConfig
 from gateway.config.parameters import PrefixCache, PrefixRouting
 from gateway.core.traffic import Cause, Engine

@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from gateway.config.check import Remark, warning
-from gateway.config.findings import Finding, KeyPath
+from gateway.config.findings import Finding, KeyPath, Remark, warning
 from gateway.config.launched import model_of
 from gateway.config.load import Loaded, placed
 from gateway.config.models import BackendConfig
