@@ -5,10 +5,11 @@ Where keys are kept is the business of their store: a file, or the Redis that re
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from http import HTTPStatus
 from math import inf
-from typing import Any, Final, NotRequired, TypeVar
+from typing import Any, Final, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -22,7 +23,7 @@ from gateway.access.keyerrors import (
     WrongState,
 )
 from gateway.access.keystore import CreatedKey, KeyStore
-from gateway.access.records import KeyKind, KeyRecord, settings_told
+from gateway.access.records import KeyKind, settings_told
 from gateway.access.told import key_told, listed_told, values_told
 from gateway.admin.desk import Desk
 from gateway.admin.endpoint import (
@@ -41,8 +42,6 @@ from gateway.config.units import MOST_S
 from gateway.core.errors import ConfigError
 from gateway.core.roles import Role
 from gateway.store.shared import StoreUnavailable
-
-Found = TypeVar("Found")
 
 _NOT_SETTINGS: Final = frozenset({"reason", "dry_run"})
 
@@ -155,7 +154,8 @@ class TierTold(TypedDict):
 async def get_keys(desk: Desk, asked: Asked[ListQuery, Body]) -> Listing:
     """Answer every key, the oldest first, with what holds for it."""
     store = _store(desk)
-    records, used_s = await _asked(store.list()), await _asked(store.uses())
+    with _refusals():
+        records, used_s = await store.list(), await store.uses()
     tiers, now = desk.loaded().config.tiers, desk.clock.wall()
     return Listing(
         records,
@@ -166,54 +166,62 @@ async def get_keys(desk: Desk, asked: Asked[ListQuery, Body]) -> Listing:
 
 async def get_key(desk: Desk, asked: Asked[Query, Body]) -> dict[str, Any]:
     """Answer one key."""
-    record = await _record(desk, asked.names["key"])
-    used_s = await _asked(_store(desk).last_use(record.id))
+    store = _store(desk)
+    with _refusals():
+        record = await store.get(asked.names["key"])
+        used_s = await store.last_use(record.id)
     return key_told(record, desk.clock.wall(), used_s)
 
 
 async def get_effective(desk: Desk, asked: Asked[Query, Body]) -> EffectiveTold:
     """Answer what holds for a key, each value with its origin."""
-    record = await _record(desk, asked.names["key"])
+    with _refusals():
+        record = await _store(desk).get(asked.names["key"])
     values: Any = values_told(record, desk.loaded().config.tiers)
     return EffectiveTold(id=record.id, tier=record.tier, settings=values)
 
 
 async def create(desk: Desk, asked: Asked[DryRunQuery, NewKeyBody]) -> SecretTold:
     """Make a key."""
-    store, told = _store(desk), asked.body.told()
-    told = {name: value for name, value in told.items() if value is not None}
-    if asked.dry_run:
-        tiers, now = desk.loaded().config.tiers, desk.clock.wall()
-        return _secret(desk, _tried(lambda: created(told, (), b"", tiers, now)), dry_run=True)
-    return _secret(desk, await _asked(store.create(told)))
+    store, tiers, now = _store(desk), desk.loaded().config.tiers, desk.clock.wall()
+    told = {name: value for name, value in asked.body.told().items() if value is not None}
+    with _refusals():
+        if asked.dry_run:
+            return _secret(desk, created(told, (), b"", tiers, now), dry_run=True)
+        return _secret(desk, await store.create(told))
 
 
 async def update(desk: Desk, asked: Asked[DryRunQuery, KeyBody]) -> dict[str, Any]:
     """Change a key's settings; what is not named stays."""
     store, key_id, told = _store(desk), asked.names["key"], asked.body.told()
-    if asked.dry_run:
-        record = await _record(desk, key_id)
-        tiers, now = desk.loaded().config.tiers, desk.clock.wall()
-        return key_told(_tried(lambda: updated(record, told, tiers, now)), now)
-    changed = await _asked(store.update(key_id, told, _version(asked)))
-    return key_told(changed, desk.clock.wall())
+    with _refusals():
+        if asked.dry_run:
+            record, tiers, now = (
+                await store.get(key_id),
+                desk.loaded().config.tiers,
+                desk.clock.wall(),
+            )
+            return key_told(updated(record, told, tiers, now), now)
+        return key_told(await store.update(key_id, told, _version(asked)), desk.clock.wall())
 
 
 async def rotate(desk: Desk, asked: Asked[DryRunQuery, RotateBody]) -> SecretTold:
     """Give a key another secret; its id, limits and usage stay."""
     store, key_id, grace_s = _store(desk), asked.names["key"], asked.body.grace_s
-    if asked.dry_run:
-        record, now = await _record(desk, key_id), desk.clock.wall()
-        return _secret(desk, _tried(lambda: rotated(record, grace_s, b"", now)), dry_run=True)
-    return _secret(desk, await _asked(store.rotate(key_id, grace_s, _version(asked))))
+    with _refusals():
+        if asked.dry_run:
+            made = rotated(await store.get(key_id), grace_s, b"", desk.clock.wall())
+            return _secret(desk, made, dry_run=True)
+        return _secret(desk, await store.rotate(key_id, grace_s, _version(asked)))
 
 
 async def revoke(desk: Desk, asked: Asked[DryRunQuery, DryRunBody]) -> dict[str, Any]:
     """End a key for good."""
     store, key_id, now = _store(desk), asked.names["key"], desk.clock.wall()
-    if asked.dry_run:
-        return key_told(revoked(await _record(desk, key_id), now), now)
-    return key_told(await _asked(store.revoke(key_id, _version(asked))), now)
+    with _refusals():
+        if asked.dry_run:
+            return key_told(revoked(await store.get(key_id), now), now)
+        return key_told(await store.revoke(key_id, _version(asked)), now)
 
 
 async def get_tiers(desk: Desk, asked: Asked[ListQuery, Body]) -> Listing:
@@ -241,20 +249,21 @@ def _store(desk: Desk) -> KeyStore:
     return store
 
 
-async def _record(desk: Desk, key_id: str) -> KeyRecord:
-    return await _asked(_store(desk).get(key_id))
-
-
-async def _asked(call: Awaitable[Found]) -> Found:
-    """Return what the store answers.
-
-    Raises:
-        Problem: it cannot do that (404, 409, 412, 422), or does not answer (503).
-    """
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Have it told as a problem that the store refuses a change (404, 409, 412, 422) or does not answer (503)."""
     try:
-        return await call
-    except (NoSuchKey, BadSettings, VersionConflict, WrongState) as error:
-        raise _problem(error) from None
+        yield
+    except NoSuchKey as error:
+        raise Problem(HTTPStatus.NOT_FOUND, "key_not_found", str(error)) from None
+    except BadSettings as error:
+        errors = [{"pointer": f"/{name}", "detail": why} for name, why in error.wrong]
+        status = HTTPStatus.UNPROCESSABLE_ENTITY
+        raise Problem(status, "bad_settings", str(error), errors=errors) from None
+    except VersionConflict as error:
+        raise Problem(HTTPStatus.PRECONDITION_FAILED, "changed_since", str(error)) from None
+    except WrongState as error:
+        raise Problem(HTTPStatus.CONFLICT, "wrong_state", str(error)) from None
     except KeyStoreError as error:
         raise Problem(HTTPStatus.CONFLICT, "keys_unusable", str(error)) from None
     except ConfigError as error:
@@ -266,33 +275,6 @@ async def _asked(call: Awaitable[Found]) -> Found:
             " this gateway: no second key is made of it."
         )
         raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "store_unavailable", detail) from error
-
-
-def _tried(change: Callable[[], Found]) -> Found:
-    """Return what a change would make.
-
-    Raises:
-        Problem: it cannot be made (409, 422).
-    """
-    try:
-        return change()
-    except (BadSettings, WrongState) as error:
-        raise _problem(error) from None
-
-
-def _problem(error: NoSuchKey | BadSettings | VersionConflict | WrongState) -> Problem:
-    match error:
-        case NoSuchKey():
-            return Problem(HTTPStatus.NOT_FOUND, "key_not_found", str(error))
-        case BadSettings():
-            errors = [{"pointer": f"/{name}", "detail": why} for name, why in error.wrong]
-            return Problem(
-                HTTPStatus.UNPROCESSABLE_ENTITY, "bad_settings", str(error), errors=errors
-            )
-        case VersionConflict():
-            return Problem(HTTPStatus.PRECONDITION_FAILED, "changed_since", str(error))
-        case WrongState():
-            return Problem(HTTPStatus.CONFLICT, "wrong_state", str(error))
 
 
 def _version(asked: Asked[Any, Any]) -> str | None:
