@@ -109,30 +109,23 @@ class Plan:
         return (1024, 8192) if self.gpu_memory_bytes >= 70 * GIB else (256, 2048)
 
 
-# Short names of flags, without dashes.
-_SHORT: Final = {
-    "tp": "tensor-parallel-size",
-    "pp": "pipeline-parallel-size",
-    "dp": "data-parallel-size",
-}
 # Methods of speculative decoding without a draft model, or heads that draft: config/speculative.py.
 _WITHOUT_MODEL: Final = frozenset({"ngram", "[ngram]", "ngram_gpu", "suffix"})
-_NO_PREFIXES: Final = ("no-enable-prefix-caching", "disable-prefix-caching")  # the last: 0.33
 _CPU_VARIABLES: Final = "VLLM_CPU_"  # envs.py: all of them are read by the CPU backend alone
 # vllm/platforms/cpu.py: it wins over --kv-cache-memory-bytes.
 _CPU_CACHE_GIB: Final = "VLLM_CPU_KVCACHE_SPACE"
 
 
 def plan_of_args(
-    args: Mapping[str, JsonValue],
+    flags: Mapping[str, JsonValue],
     gpus: int = 1,
     gpu_memory_bytes: int = 0,
     env: Mapping[str, str] | None = None,
 ) -> Plan:
-    """Return the plan of `vllm serve` flags, written without dashes as in `launch.args`.
+    """Return the plan of `vllm serve` flags, by their long names as in `config.flags.in_force`.
 
     Args:
-        args: such as {"max-model-len": "32k", "enforce-eager": true}. Flags that do not decide memory are ignored.
+        flags: such as {"max-model-len": "32k", "enforce-eager": true}. Flags that do not decide memory are ignored.
         gpus: how many GPUs it may see. Tensor parallelism takes all of them, unless flags say
             otherwise; with `data-parallel-size` each engine has one.
         gpu_memory_bytes: of one of them.
@@ -141,7 +134,6 @@ def plan_of_args(
     Raises:
         PlanError: a value cannot be read, or is not known here.
     """
-    flags = {_flag(name): value for name, value in args.items() if value is not None}
     if str(flags.get("cpu-offload-gb", 0)) not in ("0", "0.0"):
         raise PlanError(
             "cpu-offload-gb: how much of the weights stays on the GPU is not known here"
@@ -156,7 +148,7 @@ def plan_of_args(
         name.startswith(_CPU_VARIABLES) for name in env
     )
     if env.get(_CPU_CACHE_GIB):
-        flags["kv-cache-memory-bytes"] = GIB * (_whole(env, _CPU_CACHE_GIB) or 0)
+        flags = {**flags, "kv-cache-memory-bytes": GIB * (_whole(env, _CPU_CACHE_GIB) or 0)}
     return Plan(
         gpu_memory_bytes=gpu_memory_bytes,
         tp=tp or (1 if dp > 1 else max(1, gpus // pp)),
@@ -174,17 +166,12 @@ def plan_of_args(
         num_gpu_blocks=_whole(flags, "num-gpu-blocks-override"),
         block_size=_whole(flags, "block-size"),
         enforce_eager=_is_on(flags, "enforce-eager"),
-        prefix_caching=not any(_is_on(flags, name) for name in _NO_PREFIXES)
-        and flags.get("enable-prefix-caching") is not False,
+        prefix_caching=flags.get("enable-prefix-caching") is not False
+        and not _is_on(flags, "disable-prefix-caching"),  # the last: 0.33
         max_loras=(_whole(flags, "max-loras") or 1) if _is_on(flags, "enable-lora") else 0,
         max_lora_rank=_whole(flags, "max-lora-rank") or 16,
         device=Device.CPU if cpu else Device.GPU,
     )
-
-
-def _flag(name: str) -> str:
-    plain = name.lstrip("-").replace("_", "-")
-    return _SHORT.get(plain, plain)
 
 
 def _whole(flags: Mapping[str, JsonValue], name: str) -> int | None:

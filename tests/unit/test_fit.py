@@ -425,8 +425,8 @@ def test_flags_are_read_as_vllm_reads_them():
     plan = plan_of_args(
         {
             "max-model-len": "32k",
-            "--tensor-parallel-size": "2",
-            "gpu_memory_utilization": "0.85",
+            "tensor-parallel-size": "2",
+            "gpu-memory-utilization": "0.85",
             "kv-cache-dtype": "fp8_e4m3",
             "kv-cache-memory-bytes": "4G",
             "max-num-seqs": 64,
@@ -483,8 +483,8 @@ def test_what_a_draft_model_takes_of_a_gpu_is_not_known(words, known):
 def test_gpus_are_taken_by_tensor_parallelism_unless_told():
     assert plan_of_args({}, 4).tp == 4
     assert plan_of_args({"data-parallel-size": 4}, 4).tp == 1
-    assert plan_of_args({"-dp": "2", "-tp": "2"}, 4).tp == 2
-    assert plan_of_args({"pp": 2}, 4).tp == 2
+    assert plan_of_args(in_force(["vllm", "-dp", "2", "-tp", "2"]), 4).tp == 2
+    assert plan_of_args({"pipeline-parallel-size": 2}, 4).tp == 2
     assert plan_of_args({"tensor-parallel-size": 1}, 4).tp == 1
 
 
