@@ -22,6 +22,7 @@ from gateway.core.errors import (
     TooManyWaiting,
     Unavailable,
 )
+from gateway.core.printable import count
 from gateway.core.types import Ask, Exclusion, ShedReason
 
 _ON_ITS_WAY_S: Final = 0.25  # at least, for a refusal to reach a client that still listens
@@ -144,16 +145,16 @@ def queue_full(
         case Full.BYTES | Full.TENANT_BYTES:
             size, most, unit = body_bytes, bounds.bytes, "byte"
     whose = "your share of the queue" if own else "the queue"
-    bound = f"{whose} is limited to {_count(most, unit)}"
+    bound = f"{whose} is limited to {count(most, unit)}"
     if unit != "request":
-        bound += f", and this request needs {_count(size, unit)}"
+        bound += f", and this request needs {count(size, unit)}"
     if size > most:
         said = (
             f"It cannot wait: {bound}. Please reduce the length of the prompt, `max_tokens` or `n`."
         )
     else:
-        waiting = _count(held.requests, "request") + (" of yours" if own else "")
-        sizes = f"{_count(held.tokens, 'token')}, {_count(held.bytes, 'byte')}"
+        waiting = count(held.requests, "request") + (" of yours" if own else "")
+        sizes = f"{count(held.tokens, 'token')}, {count(held.bytes, 'byte')}"
         said = f"Already waiting: {waiting} ({sizes}). {bound[0].upper()}{bound[1:]}."
     message = f"{_overloaded(ask, why)} {said} {_retry(retry_after_s)}"
     if own:
@@ -208,13 +209,9 @@ def _tally(why: Mapping[str, Exclusion]) -> str:
     if len(counts) == 1:
         every = "both" if len(why) == 2 else f"all {len(why)}"
         return f"{every} backends {_WORDS[next(iter(counts))][1]}"
-    parts = [f"{count} {_WORDS[reason][count > 1]}" for reason, count in counts.items()]
+    parts = [f"{number} {_WORDS[reason][number > 1]}" for reason, number in counts.items()]
     return f"of its {len(why)} backends, {', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def _retry(after_s: float) -> str:
     return f"Retry in {math.ceil(after_s)} s."
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

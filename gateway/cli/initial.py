@@ -16,6 +16,7 @@ import typer
 
 from gateway.cli.console import Exit, VerbError
 from gateway.cli.settings import DEFAULT_FILE
+from gateway.core.printable import count
 
 TIMEOUT_S: Final = 5.0
 _REFUSED: Final = frozenset({"http_401", "http_403"})
@@ -54,7 +55,7 @@ def init(
     with file.open("x", encoding="utf-8") as out:
         out.write(settings_of(servers, key_variable))
     models = ", ".join(dict.fromkeys(pool_name(server.models) for server in servers))
-    print(f"{file}: {len(servers)} {'server' if len(servers) == 1 else 'servers'}, model {models}")
+    print(f"{file}: {count(len(servers), 'server')}, model {models}")
     print(f"Next:\n  vllm-gateway check {file} --probe")
     print(f"  vllm-gateway keys create me -c {file}\n  vllm-gateway serve -c {file}")
 

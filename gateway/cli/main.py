@@ -38,6 +38,7 @@ from gateway.cli.settings import DEFAULT_FILE, ConfigFile, named, usable
 from gateway.cli.streams import make_ready, written_out
 from gateway.cli.top import top
 from gateway.cli.verbs import group
+from gateway.core.printable import count
 
 app = group("An OpenAI-compatible gateway for your vLLM servers.")
 config_app = group("Show the settings in force and their schema.")
@@ -203,13 +204,9 @@ def check(  # noqa: PLR0913 - the options of a verb
     else:
         for finding in findings:
             print(finding.excerpt())
-        counts = f"{_count(errors, 'error')}, {_count(len(findings) - errors, 'warning')}"
+        counts = f"{count(errors, 'error')}, {count(len(findings) - errors, 'warning')}"
         print(" · ".join([f"{file}: {counts}", *answers]))
     raise typer.Exit(Exit.INVALID_CONFIG if errors else Exit.OK)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 @config_app.command("schema", epilog="Example: vllm-gateway config schema > gateway.schema.json")

@@ -18,6 +18,7 @@ from gateway.config.supervision import CONTAINER, KUBERNETES, UNIT
 from gateway.config.traces import FIELD_NAME
 from gateway.config.traffic import REVISION
 from gateway.config.units import Section, as_written
+from gateway.core.printable import count
 
 OWN_WORDS: Final = "own_words"  # of an error whose message goes on behind the name: "must be ..."
 _NAMES: Final = {
@@ -113,7 +114,7 @@ def in_words(error: ErrorDetails) -> str | None:
         return error["msg"]
     if kind in _LENGTHS:
         bound, words = _LENGTHS[kind]
-        return f"must have {words} {context[bound]} character{'' if context[bound] == 1 else 's'}"
+        return f"must have {words} {count(context[bound], 'character')}"
     if kind == "json_invalid":
         return f"is not JSON ({context['error']})"
     return _SIMPLE.get(kind)

@@ -19,6 +19,7 @@ from gateway.config.models import BackendConfig, Config, PoolConfig
 from gateway.config.process import KeysConfig
 from gateway.config.spell import HIDDEN, spell
 from gateway.config.units import Section
+from gateway.core.printable import count
 
 # Read once, at start. A name covers the settings below it.
 NEEDS_RESTART: Final = (
@@ -77,14 +78,13 @@ def _change(old: PoolConfig | None, new: PoolConfig | None) -> str:
     if new is None:
         return "pool removed"
     if old is None:
-        return f"new pool, {_count(new.backends)}"
+        return f"new pool, {count(len(new.backends), 'backend')}"
     before, after = _servers(old), _servers(new)
     parts = []
     for sign, here, there in (("+", after, before), ("-", before, after)):
         names = [server[0] for server in here if server not in there]
         if names:
-            plural = "backend" if len(names) == 1 else "backends"
-            parts.append(f"{sign}{len(names)} {plural} ({', '.join(names)})")
+            parts.append(f"{sign}{count(len(names), 'backend')} ({', '.join(names)})")
     for server, backend in after.items():
         if server in before:
             changes = dict(_changes(before[server], backend))
@@ -126,10 +126,6 @@ def _drained(old: Mapping[str, PoolConfig], new: Mapping[str, PoolConfig]) -> li
 
 def _needs_restart(name: str) -> bool:
     return any(name == setting or name.startswith(f"{setting}.") for setting in NEEDS_RESTART)
-
-
-def _count(backends: tuple[BackendConfig, ...]) -> str:
-    return "1 backend" if len(backends) == 1 else f"{len(backends)} backends"
 
 
 def _list(changes: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Makes foreign text fit for a terminal, or for a line of a log."""
+"""Text for people: foreign text that is fit for a terminal or a line of a log, and counts."""
 
 from __future__ import annotations
 
@@ -8,3 +8,8 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def count(number: int, noun: str) -> str:
+    """Return `1 pool`, or `2 pools`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

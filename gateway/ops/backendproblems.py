@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gateway.core.exclusion import Exclusion
+from gateway.core.printable import count
 from gateway.ops.gpus import gpu_problems
-from gateway.ops.problems import Problem, ProblemKind, count, sentence
+from gateway.ops.problems import Problem, ProblemKind, sentence
 from gateway.ops.states import BackendState
 
 if TYPE_CHECKING:

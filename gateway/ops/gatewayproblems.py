@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from gateway.core.printable import count
 from gateway.core.roles import ON_THIS_MACHINE
 from gateway.ops.callers import Callers
-from gateway.ops.problems import Problem, count, sentence
+from gateway.ops.problems import Problem, sentence
 from gateway.ops.reloads import Reload
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from gateway import __version__
 from gateway.admission.gate import Gate
 from gateway.config.models import Config
 from gateway.core.gpu import GpuLoad
+from gateway.core.printable import count
 from gateway.core.traffic import NOTHING_QUEUED, Engine
 from gateway.core.types import Phase, Transition
 from gateway.heal.states import Proving, Starting
@@ -28,7 +29,7 @@ from gateway.ops.gpus import GpuOverview, gpus_told
 from gateway.ops.moment import Moment, rfc3339
 from gateway.ops.poolproblems import Failed, pool_problems
 from gateway.ops.prefixes import KvEventsOverview, kv_events
-from gateway.ops.problems import Known, ProblemTold, VerdictTold, count, told, verdict
+from gateway.ops.problems import Known, ProblemTold, VerdictTold, told, verdict
 from gateway.ops.recent import Lately, ModelOverview, RecentOverview
 from gateway.ops.sharing import StoreOverview, store_told
 from gateway.ops.states import (

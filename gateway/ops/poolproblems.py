@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from gateway.core.exclusion import Exclusion
+from gateway.core.printable import count
 from gateway.observe.instruments import OTHER
 from gateway.observe.recent import Tally
 from gateway.ops.backendproblems import (
@@ -17,7 +18,7 @@ from gateway.ops.backendproblems import (
     state_and_cause,
     state_problem,
 )
-from gateway.ops.problems import MOST_ALIKE, Problem, count, sentence
+from gateway.ops.problems import MOST_ALIKE, Problem, sentence
 from gateway.ops.recent import Failing, Lately
 from gateway.ops.states import BACKENDS_WORST_FIRST, SERVING
 

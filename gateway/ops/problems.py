@@ -12,6 +12,7 @@ from typing import Final, Literal, get_args
 
 from typing_extensions import TypedDict
 
+from gateway.core.printable import count
 from gateway.ops.moment import Moment
 
 Severity = Literal[  # the worst first
@@ -174,13 +175,8 @@ def verdict(problems: list[ProblemTold], well: str) -> VerdictTold:
     if state == "ok":
         parts.insert(0, well)
     if more:
-        parts.append(f"{more} more {'problem' if more == 1 else 'problems'}.")
+        parts.append(f"{count(more, 'more problem')}.")
     return VerdictTold(state=state, sentence=" ".join(filter(None, parts)))
-
-
-def count(number: int, noun: str) -> str:
-    """Return `1 pool`, or `2 pools`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
