@@ -186,12 +186,11 @@ def _schema() -> dict[str, Any]:
     }
 
 
-LIMITS_SCHEMA: Final = _schema()
 Limits = Annotated[
     KeyLimits,
     PlainValidator(_limits_in_file),
     PlainSerializer(limits_told),
-    WithJsonSchema(LIMITS_SCHEMA),
+    WithJsonSchema(_schema()),
 ]
 
 

@@ -6,13 +6,12 @@ import ipaddress
 from collections.abc import Callable
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, PlainValidator, StringConstraints, WithJsonSchema
+from pydantic import BeforeValidator, StringConstraints, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from gateway.config.keylimits import LIMITS_SCHEMA, read_limit, read_limits
+from gateway.config.keylimits import Limits, read_limit
 from gateway.config.parameters import ParametersConfig
 from gateway.config.units import SHOWN_CHARS, Section, setting
-from gateway.core.limits import KeyLimits
 
 TIER_NAME: Final = r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$"
 TierName = Annotated[str, StringConstraints(pattern=TIER_NAME)]
@@ -54,10 +53,6 @@ def _yes_or_no(value: object) -> bool:
     return value
 
 
-def _limits(value: object) -> KeyLimits:
-    return value if isinstance(value, KeyLimits) else read_limits(value)
-
-
 def _by(reader: Callable[[object], object]) -> Callable[[object], object]:
     """Return a validator that reports what a reader finds wrong in the reader's own words."""
 
@@ -76,13 +71,10 @@ def _written(*forms: dict[str, Any]) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [*forms, {"type": "null"}]})
 
 
-_COUNT: Final[tuple[dict[str, Any], ...]] = (
-    {"type": "integer", "minimum": 1},
-    {"type": "string", "examples": ["32k"]},
-)
 _LIST: Final = _written({"type": "array", "items": {"type": "string"}}, {"type": "string"})
-_TOKENS: Final = _written(*_COUNT)
-_LIMITS: Final = _written(LIMITS_SCHEMA)
+_TOKENS: Final = _written(
+    {"type": "integer", "minimum": 1}, {"type": "string", "examples": ["32k"]}
+)
 
 
 class KeySettings(Section):
@@ -114,6 +106,6 @@ class KeySettings(Section):
     fallback: Annotated[bool | None, BeforeValidator(_by(_yes_or_no))] = setting(
         None, "Whether another pool may answer where the asked one cannot. Default: true."
     )
-    limits: Annotated[Any, PlainValidator(_by(_limits)), _LIMITS] = setting(
+    limits: Limits | None = setting(
         None, "What it may use, such as {requests_per_minute: 60}. Default: no limit."
     )
