@@ -42,20 +42,7 @@ class Focus(Enum):
     STREAMS = "streams"
 
 
-_OF_BACKENDS: Final = (
-    *(
-        "backend",
-        "state",
-        "for",
-        "running",
-        "waiting",
-        "kv",
-        "in flight",
-        "limit",
-        "slower",
-        "note",
-    ),
-)
+_LEFT_OUT: Final = ("kv next", "gpu mem", "gpu busy", "vllm")  # of the columns of `status`
 _TITLES: Final = {
     Focus.BACKENDS: "Backends",
     Focus.TENANTS: "Tenants, under way and just ended",
@@ -238,7 +225,7 @@ def _list(
 
 def _backend(backend: dict[str, Any]) -> Row:
     row = backend_row(backend)
-    return {name: row[name] for name in _OF_BACKENDS}
+    return {name: row[name] for name in row if name not in _LEFT_OUT}
 
 
 def _tenant(name: str, requests: Sequence[dict[str, Any]]) -> Row:
