@@ -49,7 +49,7 @@ async def get_adapters(desk: Desk, asked: Asked[AdaptersQuery, Body]) -> Listing
     """Answer where each adapter is, or why it is not there."""
     only = asked.query.backend
     found = [each for each in desk.adapters.statuses() if only in (None, each.backend_id)]
-    return Listing(found, asdict, _name)
+    return Listing(found, _name, asdict)
 
 
 async def give(

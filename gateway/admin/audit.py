@@ -22,6 +22,7 @@ from typing_extensions import TypedDict
 from gateway.admin.endpoint import Actor, Listing
 from gateway.observe.journal import Journal
 from gateway.ops.moment import rfc3339
+from gateway.ops.reloads import Reload
 
 log = logging.getLogger("gateway.audit")
 
@@ -114,7 +115,7 @@ class Audit:
     def listing(self) -> Listing:
         """Return what is kept, the newest first."""
         self._catch_up()
-        return Listing([*reversed(self._kept)], _told, lambda each: str(each.number))
+        return Listing([*reversed(self._kept)], lambda each: str(each.number), line_told)
 
 
 def audit_of(folder: Path) -> Audit:
@@ -122,7 +123,7 @@ def audit_of(folder: Path) -> Audit:
     return Audit(Journal(folder, "audit", _MOST_BYTES))
 
 
-def _told(entry: Entry) -> dict[str, Any]:
-    """Return an entry as `AuditTold` has it."""
-    told = msgspec.structs.asdict(entry)
-    return {"id": str(told.pop("number")), **told, "at": rfc3339(entry.at)}
+def line_told(line: Entry | Reload) -> dict[str, Any]:
+    """Return a line of a journal as people read it (`AuditTold`, `settings.HistoryTold`): its number is its id."""
+    told = msgspec.structs.asdict(line)
+    return {"id": str(told.pop("number")), **told, "at": rfc3339(line.at)}

@@ -22,7 +22,7 @@ from gateway.admin import replays
 from gateway.admin.desk import Desk
 from gateway.admin.endpoint import Actor, Asked, Endpoint, Problem, Subject
 from gateway.admin.replays import Replays
-from gateway.admin.replies import problem, reply
+from gateway.admin.replies import problem
 from gateway.observe.redact import redact
 
 _TURN_S: Final = 10.0
@@ -189,6 +189,4 @@ def _again(response: Response) -> Response:
     """Return an answer as it was, with a header that says so."""
     headers = {**response.headers, replays.REPLAYED: "true"}
     del headers["content-length"]
-    return reply(
-        bytes(response.body), headers.pop("content-type"), HTTPStatus(response.status_code), headers
-    )
+    return Response(response.body, response.status_code, headers)

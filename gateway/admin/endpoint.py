@@ -141,14 +141,14 @@ class Asked(Generic[QueryType, BodyType]):
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A list as it is now. `tell` makes a row of an item; `name` is what a cursor names it by.
+    """A list as it is now. `name` is what a cursor names an item by; `tell` makes a row of it.
 
     With `begins_after`, the items are those after that cursor already.
     """
 
     items: Sequence[Any]
-    tell: Callable[[Any], Mapping[str, Any]]
     name: Callable[[Any], str]
+    tell: Callable[[Any], Mapping[str, Any]] = lambda row: row
     begins_after: str | None = None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from operator import itemgetter
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from pydantic import Field
@@ -105,7 +105,7 @@ async def get_series(desk: Desk, asked: Asked[SeriesQuery, Body]) -> SeriesTold:
 
 async def get_pools(desk: Desk, asked: Read) -> Listing:
     """Answer every pool with its backends, in the order of the configuration."""
-    return Listing(pool_overviews(facts(desk), desk.moment()), _same, _NAME)
+    return Listing(pool_overviews(facts(desk), desk.moment()), _NAME)
 
 
 async def get_pool(desk: Desk, asked: Read) -> PoolOverview:
@@ -120,7 +120,7 @@ async def get_pool(desk: Desk, asked: Read) -> PoolOverview:
 async def get_backends(desk: Desk, asked: Read) -> Listing:
     """Answer every backend of every pool."""
     pools = pool_overviews(facts(desk), desk.moment())
-    return Listing([each for pool in pools for each in pool["backends"]], _same, _ID)
+    return Listing([each for pool in pools for each in pool["backends"]], _ID)
 
 
 async def get_backend(desk: Desk, asked: Read) -> BackendOverview:
@@ -137,8 +137,8 @@ async def get_backend(desk: Desk, asked: Read) -> BackendOverview:
 async def get_replicas(desk: Desk, asked: Read) -> Listing:
     """Answer the workers, and the gateways that share the Redis; one alone shares nothing."""
     if desk.workers == 1 and desk.loaded().config.redis is None:
-        return Listing([], _same, _ID)
-    return Listing(store_told(desk.replicas, desk.moment())["replicas"], _same, _ID)
+        return Listing([], _ID)
+    return Listing(store_told(desk.replicas, desk.moment())["replicas"], _ID)
 
 
 async def livez(desk: Desk, asked: Read) -> Text:
@@ -199,7 +199,3 @@ def unknown_pool(desk: Desk, pool: str) -> Problem:
     """Return the problem that there is no such pool, and which there are (404)."""
     detail = f"There is no pool {pool[:200]}. Known pools: {', '.join(desk.table.pools())}."
     return Problem(HTTPStatus.NOT_FOUND, "pool_not_found", detail)
-
-
-def _same(row: Any) -> Any:
-    return row

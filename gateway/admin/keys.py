@@ -159,8 +159,8 @@ async def get_keys(desk: Desk, asked: Asked[ListQuery, Body]) -> Listing:
     tiers, now = desk.loaded().config.tiers, desk.clock.wall()
     return Listing(
         records,
-        lambda each: listed_told(each, tiers, now, used_s.get(each.id)),
         lambda each: str(each.id),
+        lambda each: listed_told(each, tiers, now, used_s.get(each.id)),
     )
 
 
@@ -194,15 +194,11 @@ async def create(desk: Desk, asked: Asked[DryRunQuery, NewKeyBody]) -> SecretTol
 async def update(desk: Desk, asked: Asked[DryRunQuery, KeyBody]) -> dict[str, Any]:
     """Change a key's settings; what is not named stays."""
     store, key_id, told = _store(desk), asked.names["key"], asked.body.told()
+    tiers, now = desk.loaded().config.tiers, desk.clock.wall()
     with _refusals():
         if asked.dry_run:
-            record, tiers, now = (
-                await store.get(key_id),
-                desk.loaded().config.tiers,
-                desk.clock.wall(),
-            )
-            return key_told(updated(record, told, tiers, now), now)
-        return key_told(await store.update(key_id, told, _version(asked)), desk.clock.wall())
+            return key_told(updated(await store.get(key_id), told, tiers, now), now)
+        return key_told(await store.update(key_id, told, _version(asked)), now)
 
 
 async def rotate(desk: Desk, asked: Asked[DryRunQuery, RotateBody]) -> SecretTold:
@@ -226,7 +222,7 @@ async def revoke(desk: Desk, asked: Asked[DryRunQuery, DryRunBody]) -> dict[str,
 
 async def get_tiers(desk: Desk, asked: Asked[ListQuery, Body]) -> Listing:
     """Answer the templates of keys' settings."""
-    return Listing(sorted(desk.loaded().config.tiers.items()), _tier, lambda each: str(each[0]))
+    return Listing(sorted(desk.loaded().config.tiers.items()), lambda each: str(each[0]), _tier)
 
 
 async def subject(desk: Desk, names: Mapping[str, str]) -> Mapping[str, Any] | None:

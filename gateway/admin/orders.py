@@ -24,7 +24,7 @@ from gateway.admin.fleet import refusals, unknown_pool
 from gateway.admin.numbers import Between
 from gateway.core.bounds import LOG_BYTES, LONGEST_HOLD_S, MOST_LOG_BYTES
 from gateway.core.events import Event
-from gateway.heal.orders import Touched, Verb
+from gateway.heal.orders import Verb
 from gateway.heal.overrides import Override
 from gateway.launch.launcher import LaunchError
 from gateway.ops.moment import rfc3339
@@ -128,7 +128,17 @@ async def give(desk: Desk, asked: Asked[DryRunQuery, OrderBody], *, verb: Verb) 
         touched = await desk.orders.give(
             backend_id, verb, dry_run=asked.dry_run, force=body.force, why=body.reason
         )
-    return _order_told(touched, dry_run=asked.dry_run)
+    return OrderTold(
+        backend=touched.backend_id,
+        verb=touched.verb.value,
+        dry_run=asked.dry_run,
+        changed=touched.changes and not asked.dry_run,
+        would_change=touched.changes,
+        requests=touched.requests,
+        oldest_s=None if touched.oldest_s is None else round(touched.oldest_s, 1),
+        last=touched.last,
+        sentence=touched.sentence,
+    )
 
 
 async def get_logs(desk: Desk, asked: Asked[LogsQuery, Body]) -> Text:
@@ -162,7 +172,7 @@ async def hold(desk: Desk, asked: Asked[DryRunQuery, PoolBody], *, lifts: bool) 
 
 async def get_remedies(desk: Desk, asked: Asked[ListQuery, Body]) -> Listing:
     """Answer which remedies are in force."""
-    return Listing(sorted(desk.orders.remedies().items()), _remedy, lambda each: str(each[0]))
+    return Listing(sorted(desk.orders.remedies().items()), lambda each: str(each[0]), _remedy)
 
 
 async def drop_remedies(desk: Desk, asked: Asked[DryRunQuery, DryRunBody]) -> DroppedTold:
@@ -184,7 +194,7 @@ async def drop_remedies(desk: Desk, asked: Asked[DryRunQuery, DryRunBody]) -> Dr
 
 async def get_events(desk: Desk, asked: Asked[ListQuery, Body]) -> Listing:
     """Answer the newest events."""
-    return Listing([*desk.orders.supervisor.events.newest()], _event, _event_id)
+    return Listing([*desk.orders.supervisor.events.newest()], lambda each: str(each.number), _event)
 
 
 def _others(desk: Desk, pool: str | None) -> list[str | None]:
@@ -193,20 +203,6 @@ def _others(desk: Desk, pool: str | None) -> list[str | None]:
         of or None for of in supervisor.intent.holds if supervisor.intent.holds_now(of)
     }
     return sorted((of for of in every if of != pool and None in (of, pool)), key=str)
-
-
-def _order_told(touched: Touched, *, dry_run: bool) -> OrderTold:
-    return OrderTold(
-        backend=touched.backend_id,
-        verb=touched.verb.value,
-        dry_run=dry_run,
-        changed=touched.changes and not dry_run,
-        would_change=touched.changes,
-        requests=touched.requests,
-        oldest_s=None if touched.oldest_s is None else round(touched.oldest_s, 1),
-        last=touched.last,
-        sentence=touched.sentence,
-    )
 
 
 def _remedy(row: tuple[str, Override]) -> RemedyTold:
@@ -226,14 +222,10 @@ def _remedy(row: tuple[str, Override]) -> RemedyTold:
 
 def _event(event: Event) -> EventTold:
     return EventTold(
-        id=_event_id(event),
+        id=str(event.number),
         at=rfc3339(event.at),
         kind=event.kind.value,
         backend=event.backend_id,
         label=event.label,
         detail=event.detail,
     )
-
-
-def _event_id(event: Event) -> str:
-    return str(event.number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from http import HTTPStatus
+from operator import itemgetter
 
 from typing_extensions import TypedDict
 
@@ -41,8 +42,8 @@ class LiftedTold(TypedDict):
 async def get_all(desk: Desk, asked: Asked[ListQuery, Body]) -> Listing:
     """Answer which requests are refused by any worker, the newest first."""
     found = await _all_kept(desk)
-    found.sort(key=lambda each: each["until"], reverse=True)
-    return Listing(found, lambda each: each, lambda each: each["id"])
+    found.sort(key=itemgetter("until"), reverse=True)
+    return Listing(found, itemgetter("id"))
 
 
 async def lift(desk: Desk, asked: Asked[DryRunQuery, DryRunBody]) -> LiftedTold:

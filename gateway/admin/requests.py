@@ -104,7 +104,7 @@ async def get_requests(desk: Desk, asked: Asked[RequestsQuery, Body]) -> Listing
     def tell(each: Seen | RequestTold) -> RequestTold:
         return request_told(each, moment) if isinstance(each, Seen) else each
 
-    return Listing(found, tell, lambda each: cursor_of(_place(each)), begins_after=query.after)
+    return Listing(found, lambda each: cursor_of(_place(each)), tell, begins_after=query.after)
 
 
 async def requests_seen(desk: Desk, query: RequestsQuery) -> list[Seen]:
@@ -173,7 +173,7 @@ async def get_decisions(desk: Desk, asked: Asked[ListQuery, Body]) -> Listing:
     def tell(each: tuple[Place, Decision | Summary]) -> Summary:
         return summary(each[1], moment) if isinstance(each[1], Decision) else each[1]
 
-    return Listing(found, tell, lambda each: cursor_of(each[0]), begins_after=query.after)
+    return Listing(found, lambda each: cursor_of(each[0]), tell, begins_after=query.after)
 
 
 def _decisions(desk: Desk, query: ListQuery) -> list[tuple[Place, Decision]]:

@@ -10,13 +10,12 @@ import asyncio
 import os
 from collections.abc import Mapping
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from gateway.admin.audit import line_told
 from gateway.admin.desk import Desk
 from gateway.admin.endpoint import (
     Asked,
@@ -33,8 +32,6 @@ from gateway.config.identity import keep_names, names_of
 from gateway.config.load import Checked, Loaded, check_file, check_text
 from gateway.config.reload import diff, digest, opened
 from gateway.config.spell import HIDDEN, flat
-from gateway.ops.moment import rfc3339
-from gateway.ops.reloads import Reload
 
 TEXT_BYTES: Final = 256 * 1024  # of a body with the text of a configuration
 
@@ -175,7 +172,7 @@ async def reload(desk: Desk, asked: Asked[DryRunQuery, DryRunBody]) -> ReloadTol
 
 async def get_history(desk: Desk, asked: Asked[ListQuery, Body]) -> Listing:
     """Answer what was put in force, the newest first."""
-    return Listing([*desk.reloading.history.newest()], _tried, lambda each: str(each.number))
+    return Listing([*desk.reloading.history.newest()], lambda each: str(each.number), line_told)
 
 
 async def subject(desk: Desk, names: Mapping[str, str]) -> Mapping[str, Any]:
@@ -190,11 +187,8 @@ async def _checked(desk: Desk, text: str | None) -> Checked:
         raise Problem(HTTPStatus.CONFLICT, "no_file", "This gateway has no configuration file.")
     if text is None:
         return await asyncio.to_thread(check_file, file)
-    return await asyncio.to_thread(_check_text, text, file)
-
-
-def _check_text(text: str, file: Path) -> Checked:
-    return check_text(text, file="text", folder=file.absolute().parent, env=os.environ)
+    folder = file.absolute().parent
+    return await asyncio.to_thread(check_text, text, file="text", folder=folder, env=os.environ)
 
 
 def _check_references(wanted: Loaded, in_force: Loaded) -> None:
@@ -232,9 +226,3 @@ def _invalid(findings: list[str] | tuple[str, ...]) -> Problem:
     )
     errors = [{"pointer": "", "detail": each} for each in findings[:50]]
     return Problem(HTTPStatus.CONFLICT, "config_invalid", detail, errors=errors)
-
-
-def _tried(reload: Reload) -> dict[str, Any]:
-    """Return a try as `HistoryTold` has it."""
-    told = msgspec.structs.asdict(reload)
-    return {"id": str(told.pop("number")), **told, "at": rfc3339(reload.at)}

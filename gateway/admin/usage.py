@@ -13,7 +13,6 @@ from gateway.admin.endpoint import Asked, Body, Listing, ListQuery, Problem
 from gateway.usage.report import PLACES, days_between
 
 _BY = ",".join(PLACES)
-_ID = itemgetter("id")
 _UNKNOWN: Final = "Redis, or a ledger, cannot be read, and this gateway alone knows of no such usage. Ask again later."
 
 
@@ -53,7 +52,7 @@ async def get_usage(desk: Desk, asked: Asked[UsageQuery, Body]) -> Listing:
     found = await desk.usage.of(days, by, only, first_page=query.after is None)
     if not found.rows and not found.complete:
         raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "store_unavailable", _UNKNOWN)
-    return Listing(found.rows, lambda row: row, _ID)
+    return Listing(found.rows, itemgetter("id"))
 
 
 def _wrong(detail: str) -> Problem:
