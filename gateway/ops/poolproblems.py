@@ -49,13 +49,12 @@ def pool_problems(
         yield _saturated(pool, lately.pool(pool["name"], _SHED_S))
     else:
         yield from _some_fail(pool, lately)
-    yield from _few(_other_models(pool), f"backends of pool {pool['name']}")
+    yield from _other_models(pool)
     missing = _missing_adapters(pool, lately, failed)
     told = [each.subject for each in missing]
     if not failing:
-        models = [each for each in _models(pool, lately) if each.subject not in told]
-        yield from _few(models, f"models of pool {pool['name']}")
-    yield from _few(missing, f"models of pool {pool['name']}")
+        yield from (each for each in _models(pool, lately) if each.subject not in told)
+    yield from missing
     yield from _backends(pool, failures, failed, told, now)
 
 
@@ -204,9 +203,8 @@ def _models(pool: PoolOverview, lately: Lately) -> Iterator[Problem]:
     """Yield the models that fail, or that nobody serves, where the pool as a whole serves."""
     serves = pool["state"] in ("ready", "degraded")
     served = {pool["name"], *pool["aliases"], OTHER}  # the last: many, of which some are served
-    for each in pool["backends"]:
-        if each["state"] in ("ready", "degraded"):
-            served.update(set(each["models"]) - each["adapters_kept_back"].keys())
+    for each in _serving(pool):
+        served.update(set(each["models"]) - each["adapters_kept_back"].keys())
     for model, _ in lately.models(pool["name"]):
         # What was refused for capacity was served soon after, if anybody serves it.
         refused = serves and model not in served
@@ -218,6 +216,7 @@ def _models(pool: PoolOverview, lately: Lately) -> Iterator[Problem]:
                 kind="model_fails",
                 severity="down",
                 subject=f"model {model} of pool {pool['name']}",
+                group=f"models of pool {pool['name']}",
                 what=f"Model {model} of pool {pool['name']} fails most requests: {failing.told}",
                 cause=f"{_why_failing(failing, {})} Backends that have it: {told or 'none'}.",
                 remedy=f"`vllm-gateway adapters list` tells where it is; `vllm-gateway route --model {model}`"
@@ -226,42 +225,38 @@ def _models(pool: PoolOverview, lately: Lately) -> Iterator[Problem]:
             )
 
 
-def _other_models(pool: PoolOverview) -> list[Problem]:
-    """Return the backends that serve another model than their pool's, as after a start with other settings."""
-    serving = [each for each in pool["backends"] if each["state"] in ("ready", "degraded")]
+def _other_models(pool: PoolOverview) -> Iterator[Problem]:
+    """Yield the backends that serve another model than their pool's, as after a start with other settings."""
+    serving, group = _serving(pool), f"backends of pool {pool['name']}"
     without = [each for each in serving if each["base_model"] is None]
-    found = [
-        Problem(
+    for each in without:
+        yield Problem(
             kind="other_model",
             severity="down" if len(without) == len(serving) else "degraded",
             subject=f"backend {each['id']}",
+            group=group,
             what=f"Backend {each['id']} does not serve the model of its pool, and gets no requests for it",
             cause=f"It serves {', '.join(each['models'][:_NAMED]) or 'no model'}.",
             remedy="Start it with that model (vLLM's `--served-model-name`), or correct `served_model` of the pool.",
         )
-        for each in without
-    ]
     named = {each["base_model"]: each["name"] for each in serving if each["base_model"] is not None}
     if len(named) > 1 and pool["canary"] is None:
         told = ", ".join(f"{name} serves `{model}`" for model, name in [*named.items()][:_NAMED])
-        found.append(
-            Problem(
-                kind="other_model",
-                severity="note",
-                subject=f"pool {pool['name']}",
-                what=f"The backends of pool {pool['name']} serve different models: {told}",
-                cause="A request gets the answer of either.",
-                remedy="If it is the same model, give all of them the same `--served-model-name`; or set `served_model`"
-                " of the pool to the one that is meant.",
-            )
+        yield Problem(
+            kind="other_model",
+            severity="note",
+            subject=f"pool {pool['name']}",
+            group=group,
+            what=f"The backends of pool {pool['name']} serve different models: {told}",
+            cause="A request gets the answer of either.",
+            remedy="If it is the same model, give all of them the same `--served-model-name`; or set `served_model`"
+            " of the pool to the one that is meant.",
         )
-    return found
 
 
 def _missing_adapters(pool: PoolOverview, lately: Lately, failed: Failed) -> list[Problem]:
     """Return the adapters that no backend has, and that could not be loaded."""
-    serving = [each for each in pool["backends"] if each["state"] in ("ready", "degraded")]
-    found = {}
+    serving, found = _serving(pool), {}
     for backend in serving:
         for adapter, why in backend["adapters_kept_back"].items():
             if why != Exclusion.ADAPTER_FAILED.value or adapter in found:
@@ -277,6 +272,7 @@ def _missing_adapters(pool: PoolOverview, lately: Lately, failed: Failed) -> lis
                 kind="adapter_missing",
                 severity="down",
                 subject=f"model {adapter} of pool {pool['name']}",
+                group=f"models of pool {pool['name']}",
                 what=f"Adapter {adapter} of pool {pool['name']} is on no backend: it could not be loaded{hurt}",
                 cause=sentence(failed.get(backend["id"], {}).get(adapter, "")),
                 remedy=adapter_remedy(backend["id"], adapter),
@@ -303,9 +299,7 @@ def _backends(
             by_kind.setdefault(found.kind, []).append((backend, found))
     for alike in by_kind.values():
         if len(alike) > MOST_ALIKE:
-            since = min(problem.since or now for _, problem in alike)
-            first = replace(alike[0][1], since=since)
-            yield _many(pool, [backend for backend, _ in alike], first)
+            yield _many(pool, alike, now)
         else:
             yield from (problem for _, problem in alike)
     for backend in pool["backends"]:
@@ -317,25 +311,25 @@ def _backends(
                 yield replace(problem, group=f"backends of pool {pool['name']}")
 
 
-def _few(alike: Sequence[Problem], subject: str) -> Sequence[Problem]:
-    """Return problems of one kind; where they are many, they are told as one of the subject."""
-    return [replace(each, group=subject) for each in alike]
-
-
-def _many(pool: PoolOverview, alike: Sequence[BackendOverview], first: Problem) -> Problem:
-    names = ", ".join(each["name"] for each in alike[:_NAMED])
-    states = " or ".join(dict.fromkeys(each["state"] for each in alike))
-    return Problem(
-        kind=first.kind,
-        severity=first.severity,
+def _many(
+    pool: PoolOverview, alike: Sequence[tuple[BackendOverview, Problem]], now: float
+) -> Problem:
+    worst, first = alike[0]
+    names = ", ".join(backend["name"] for backend, _ in alike[:_NAMED])
+    states = " or ".join(dict.fromkeys(backend["state"] for backend, _ in alike))
+    return replace(
+        first,
         subject=f"backends of pool {pool['name']}",
         what=f"{len(alike)} backends of pool {pool['name']} are {states}"
         f" ({names} and {len(alike) - _NAMED} more)",
-        cause=f"Of {alike[0]['name']}: {first.cause}" if first.cause else "",
-        remedy=first.remedy,
-        since=first.since,
+        cause=f"Of {worst['name']}: {first.cause}" if first.cause else "",
+        since=min(problem.since or now for _, problem in alike),
         weight=len(alike),
     )
+
+
+def _serving(pool: PoolOverview) -> list[BackendOverview]:
+    return [each for each in pool["backends"] if each["state"] in SERVING]
 
 
 def _worst_first(backends: Sequence[BackendOverview]) -> list[BackendOverview]:

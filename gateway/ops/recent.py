@@ -100,18 +100,18 @@ class Lately:
 
     def pool_failing(self, name: str) -> Failing | None:
         """Return that most requests of a pool fail now; None if not."""
-        return _failing(self._pools, self._seconds, name, self._pool_steps)
+
+        def steps() -> Steps[str]:
+            return [by_pool(models, times=False) for models in self._models_by_step]
+
+        return _failing(self._pools, self._seconds, name, steps)
 
     def model_failing(self, pool: str, model: str, *, refused: bool) -> Failing | None:
         """Return that most requests for a model fail now; None if not. `refused`: those for capacity, too."""
         name = (pool, model)
-        return _failing(self._models, self._seconds, name, self._model_steps, refused=refused)
-
-    def _model_steps(self) -> Steps[tuple[str, str]]:
-        return self._models_by_step
-
-    def _pool_steps(self) -> Steps[str]:
-        return [by_pool(models, times=False) for models in self._models_by_step]
+        return _failing(
+            self._models, self._seconds, name, lambda: self._models_by_step, refused=refused
+        )
 
     @cached_property
     def _models_by_step(self) -> Steps[tuple[str, str]]:
