@@ -27,7 +27,7 @@ from gateway.core.events import Event
 from gateway.heal.orders import Verb
 from gateway.heal.overrides import Override
 from gateway.launch.launcher import LaunchError
-from gateway.ops.moment import rfc3339
+from gateway.ops.moment import rfc3339, rounded
 from gateway.store.shared import StoreUnavailable
 
 
@@ -135,7 +135,7 @@ async def give(desk: Desk, asked: Asked[DryRunQuery, OrderBody], *, verb: Verb) 
         changed=touched.changes and not asked.dry_run,
         would_change=touched.changes,
         requests=touched.requests,
-        oldest_s=None if touched.oldest_s is None else round(touched.oldest_s, 1),
+        oldest_s=rounded(touched.oldest_s, 1),
         last=touched.last,
         sentence=touched.sentence,
     )

@@ -26,11 +26,10 @@ from gateway.ops.explain import (
     SettingTold,
     backend_told,
     queued,
-    rounded,
     setting_told,
     shed_reason,
 )
-from gateway.ops.moment import Moment, rfc3339
+from gateway.ops.moment import Moment, rfc3339, rounded
 from gateway.routing.catalog import Catalogs
 from gateway.routing.fallback import cause_by, stand_ins
 from gateway.routing.trial import side_of

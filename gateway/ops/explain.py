@@ -20,7 +20,7 @@ from gateway.config.spell import spell
 from gateway.config.units import Section
 from gateway.core.exclusion import AWAITS_ADAPTER
 from gateway.core.traffic import Cause, Fallback
-from gateway.ops.moment import Moment, rfc3339
+from gateway.ops.moment import Moment, rfc3339, rounded
 
 SCHEMA_VERSION: Final = 2
 
@@ -254,8 +254,3 @@ def shed_reason(decision: Decision) -> str | None:
 
 def _waited_s(decision: Decision, now: float) -> float:
     return (now if decision.ended_at is None else decision.ended_at) - decision.at
-
-
-def rounded(seconds: float | None) -> float | None:
-    """Return milliseconds' precision; None stays None."""
-    return None if seconds is None else round(seconds, 3)

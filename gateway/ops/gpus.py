@@ -12,6 +12,7 @@ from typing import Final
 from typing_extensions import TypedDict
 
 from gateway.core.gpu import GpuLoad
+from gateway.ops.moment import rounded
 from gateway.ops.problems import Problem
 
 _MOST_OF_REST: Final = 0.85
@@ -40,16 +41,12 @@ def gpus_told(gpus: Sequence[GpuLoad]) -> list[GpuOverview]:
             part=each.part,
             memory_used_bytes=each.used_bytes,
             memory_bytes=each.total_bytes,
-            memory_planned_ratio=_rounded(each.planned_ratio),
-            memory_rest_used_ratio=_rounded(each.rest_used_ratio),
+            memory_planned_ratio=rounded(each.planned_ratio),
+            memory_rest_used_ratio=rounded(each.rest_used_ratio),
             busy_ratio=each.busy_ratio,
         )
         for each in gpus
     ]
-
-
-def _rounded(ratio: float | None) -> float | None:
-    return None if ratio is None else round(ratio, 3)
 
 
 def gpu_problems(backend_id: str, gpus: Sequence[GpuOverview]) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""One instant on both clocks: how monotonic times are told to people."""
+"""How times are told to people: one instant on both clocks, and numbers with few decimals."""
 
 from __future__ import annotations
 
@@ -22,3 +22,8 @@ def rfc3339(wall: float) -> str:
     """Return seconds since the epoch as `2026-01-31T14:02:11.120Z`."""
     text = datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
+
+
+def rounded(number: float | None, digits: int = 3) -> float | None:
+    """Return a number with so many decimals; None stays None."""
+    return None if number is None else round(number, digits)

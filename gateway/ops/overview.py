@@ -26,7 +26,7 @@ from gateway.observe.metrics import Metrics
 from gateway.observe.readings import carried_by, queued_in_all
 from gateway.ops.gatewayproblems import Own, own_problems
 from gateway.ops.gpus import GpuOverview, gpus_told
-from gateway.ops.moment import Moment, rfc3339
+from gateway.ops.moment import Moment, rfc3339, rounded
 from gateway.ops.poolproblems import Failed, pool_problems
 from gateway.ops.prefixes import KvEventsOverview, kv_events
 from gateway.ops.problems import Known, ProblemTold, VerdictTold, told, verdict
@@ -279,7 +279,7 @@ def pool_overviews(facts: Facts, moment: Moment) -> list[PoolOverview]:
                 queue=QueueOverview(
                     requests=queued.requests,
                     tokens=queued.tokens,
-                    oldest_s=None if queued.oldest_s is None else round(queued.oldest_s, 3),
+                    oldest_s=rounded(queued.oldest_s),
                     max_requests=config.queue.max_requests * (1 + len(fellows)),
                 ),
                 canary=trial_told(facts.trial(name)),
@@ -324,7 +324,7 @@ def _backend(backend: Backend, facts: Facts, moment: Moment, elsewhere: int) -> 
         slowness=round(backend.slowness, 2),
         ended=ended,
         limit=backend.allowed(moment.now),
-        kv_projected_ratio=None if projected is None else round(projected, 3),
+        kv_projected_ratio=rounded(projected),
         engine=(Engine.OPENAI if backend.plain else Engine.VLLM).value,
         version=backend.version,
         window_tokens=backend.window_tokens,

@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 from gateway.core.types import Outcome
 from gateway.observe.recent import ERRORS, Tally, Window, by_pool
 from gateway.observe.series import RECENT_S, Series
+from gateway.ops.moment import rounded
 
 _WINDOWS_S: Final = (10.0, 30.0, 60.0, RECENT_S)
 _LEAST_JUDGED: Final = 8  # in a window; with fewer a longer one is looked at
@@ -129,10 +130,10 @@ class Lately:
             shed=tally.shed,
             left=tally.left,
             tokens_per_s=round(tally.tokens / seconds, 2),
-            ttft_p50_s=_rounded(tally.ttft_s(0.5)),
-            ttft_p95_s=_rounded(tally.ttft_s(0.95)),
-            gap_p50_s=_rounded(tally.gap_s(0.5)),
-            gap_p95_s=_rounded(tally.gap_s(0.95)),
+            ttft_p50_s=rounded(tally.ttft_s(0.5), 4),
+            ttft_p95_s=rounded(tally.ttft_s(0.95), 4),
+            gap_p50_s=rounded(tally.gap_s(0.5), 4),
+            gap_p95_s=rounded(tally.gap_s(0.95), 4),
         )
 
     def models_told(self, pool: str) -> list[ModelOverview]:
@@ -191,7 +192,3 @@ def _named(endings: Mapping[tuple[str, str], int]) -> dict[str, int]:
         for (outcome, code), count in endings.items()
         if outcome in ERRORS
     }
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 4)

@@ -19,8 +19,7 @@ from gateway.core.endpoints import NO_ENGINE
 from gateway.core.types import Outcome, RequestRecord
 from gateway.ingress.downstream import Downstream
 from gateway.observe.ended import EndedRequests
-from gateway.ops.explain import rounded
-from gateway.ops.moment import Moment
+from gateway.ops.moment import Moment, rounded
 
 _TOGETHER: Final = 256  # some 0.3 ms
 
