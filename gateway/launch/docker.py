@@ -119,9 +119,7 @@ class DockerLauncher:
     # --- the API ----------------------------------------------------------------------------------
 
     async def _inspect(self) -> dict[str, Any]:
-        return await self._answer(f"/containers/{quote(self._name, safe='')}/json")
-
-    async def _answer(self, path: str) -> dict[str, Any]:
+        path = f"/containers/{quote(self._name, safe='')}/json"
         async with self._talk("GET", path, _CALL_S) as reply:
             if reply.status_code == httpx2.codes.NOT_FOUND:
                 raise LaunchError(

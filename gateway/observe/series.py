@@ -82,7 +82,7 @@ class Series:
         self._began_at = clock.now()
         # The backend, and the tokens that its engine had written: another one may have its name.
         self._written: dict[str, tuple[BackendReading, float]] = {}
-        self._callers: dict[tuple[str, Outcome], int] = {}  # of this bucket
+        self._callers = Counter[tuple[str, Outcome]]()  # of this bucket
         self._recent_callers: deque[Mapping[tuple[str, Outcome], int]] = deque(
             maxlen=int(RECENT_S / STEP_S)
         )
@@ -130,7 +130,7 @@ class Series:
         self.ended_wall = self._clock.wall()
         self._marks.append(mark)
         self._recent_callers.append(self._callers)
-        self._callers = {}
+        self._callers = Counter()
         self._recent_unknown.append(self._unknown_models)
         self._unknown_models = 0
 
@@ -149,11 +149,9 @@ class Series:
 
     def callers(self, outcome: Outcome) -> dict[str, int]:
         """Return the ids of the keys whose requests lately ended so, and how many; 429 is `REJECTED`."""
-        found: dict[str, int] = {}
+        found = Counter[str]()
         for counts in (*self._recent_callers, self._callers):
-            for (key_id, ended), count in counts.items():
-                if ended is outcome:
-                    found[key_id] = found.get(key_id, 0) + count
+            found.update({key: times for (key, ended), times in counts.items() if ended is outcome})
         return found
 
     def unknown_models(self) -> int:
@@ -163,7 +161,7 @@ class Series:
     def _note_caller(self, record: RequestRecord, outcome: Outcome) -> None:
         key = ("" if record.caller is None else record.caller.key_id, outcome)
         if key in self._callers or len(self._callers) < _MOST_CALLERS:
-            self._callers[key] = self._callers.get(key, 0) + 1
+            self._callers[key] += 1
 
     def _next_at(self) -> float:
         return self._began_at + (self.turn + 1) * STEP_S

@@ -197,9 +197,8 @@ def _padded_states(pages: list[_Page]) -> list[_Page]:
     ]
 
 
-def _unified(pages: Iterable[_Page]) -> list[_Page]:
+def _unified(pages: Sequence[_Page]) -> list[_Page]:
     """Give all pages the size of the largest: with longer blocks where that divides, or padded."""
-    pages = list(pages)
     largest = max(page.page_bytes for page in pages)
     unified = []
     for page in pages:
