@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final
 
 import httpx2
-import uvloop
 
 from gateway.access.filestore import FileKeys
 from gateway.app import build, handle_signals
@@ -63,20 +62,13 @@ vllm-gateway demo: {backends} simulated vLLM backends, no GPU needed. Press Ctrl
 """
 
 
-def demo(
-    *, port: int = 8080, admin_port: int = 9090, traffic: bool = False, fault: str | None = None
-) -> None:
+async def demo(port: int, admin_port: int, *, traffic: bool, fault: str | None) -> None:
     """Run the demo until Ctrl-C. A port of 0 takes a free one.
 
     Raises:
         ValueError: `fault` is not the name of a fault of the simulator.
         VerbError: a port is taken.
     """
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_demo(port, admin_port, traffic, fault))
-
-
-async def _demo(port: int, admin_port: int, traffic: bool, fault: str | None) -> None:
     configs = (
         replace(_LIKE, model=MODEL, adapters=ADAPTERS),
         replace(_LIKE, model=MODEL, adapters=ADAPTERS[:1]),

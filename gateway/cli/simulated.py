@@ -26,9 +26,14 @@ def demo(
     """Run a gateway with three simulated vLLM backends on loopback. No GPU needed."""
     if fault is not None:
         _known_faults([fault])
+    import asyncio
+
+    import uvloop
+
     from gateway.cli.demo import demo as run
 
-    run(port=port, admin_port=admin_port, traffic=traffic, fault=fault)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run(port, admin_port, traffic=traffic, fault=fault))
 
 
 def sim(  # noqa: PLR0913 - the options of a verb
