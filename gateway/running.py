@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from gateway.admin.api import admin_app
-from gateway.admin.audit import audit_of
+from gateway.admin.audit import Audit
 from gateway.admin.condition import notice_problems, watch_settings_file
 from gateway.admin.desk import Desk
 from gateway.admin.fleet import gather_always
@@ -156,7 +156,7 @@ def _desk(process: Process) -> Desk:
         upgrades=process.upgrades,
         reloading=process,
         keys=lambda: process.key_store,
-        audit=audit_of(process.config.state),
+        audit=Audit(process.config.state),
         accounts=process.accounts,
         series=process.series,
         disk=process.disk,

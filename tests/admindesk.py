@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 from gateway.access.filestore import FileKeys
 from gateway.access.keys import KeyRing, OpenRing
 from gateway.admin.api import admin_app
-from gateway.admin.audit import audit_of
+from gateway.admin.audit import Audit
 from gateway.admin.desk import Desk as Objects
 from gateway.admission.gate import Gate
 from gateway.config.load import Loaded, load_config
@@ -83,7 +83,7 @@ class Desk:
             adapters=adapters(table, clock, self.loaded.config, self.orders),
             quarantine=Quarantine(table, clock),
             reloading=self,
-            audit=audit_of(state),
+            audit=Audit(state),
             keys=lambda: self.store,
             file=self.file,
             accounts=Accounts(self.clock, None, None, 0, lambda record: None),

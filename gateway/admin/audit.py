@@ -70,10 +70,10 @@ _ENTRY: Final = msgspec.json.Decoder(Entry)
 
 
 class Audit:
-    """The newest entries, and all of them on disk. One owner."""
+    """The newest entries, and all of them on disk, in a state folder. One owner."""
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+    def __init__(self, folder: Path) -> None:
+        self._journal = Journal(folder, "audit", _MOST_BYTES)
         self._kept: deque[Entry] = deque(maxlen=_KEPT)
         self._last, self._size = 0, -1
         self._catch_up()
@@ -116,11 +116,6 @@ class Audit:
         """Return what is kept, the newest first."""
         self._catch_up()
         return Listing([*reversed(self._kept)], lambda each: str(each.number), line_told)
-
-
-def audit_of(folder: Path) -> Audit:
-    """Return the audit log of a state folder."""
-    return Audit(Journal(folder, "audit", _MOST_BYTES))
 
 
 def line_told(line: Entry | Reload) -> dict[str, Any]:

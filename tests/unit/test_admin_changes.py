@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from gateway.access.secret import new_key
-from gateway.admin.audit import audit_of
+from gateway.admin.audit import Audit
 from gateway.admin.changes import etag
 from gateway.admin.endpoint import Endpoint, Method, Problem
 from gateway.admin.replays import KEPT_S, MOST, Replays
@@ -100,7 +100,7 @@ def test_the_record_outlives_the_gateway_and_goes_on_counting(desk, tmp_path):
     lines = (tmp_path / "audit.jsonl").read_text().splitlines()
     assert [json.loads(line)["action"] for line in lines if line] == ["drain", "undrain"]
     assert (tmp_path / "audit.jsonl").stat().st_mode & 0o777 == 0o600
-    desk.objects.audit = audit_of(tmp_path)
+    desk.objects.audit = Audit(tmp_path)
     order(desk, "restarts:hold", body={"pool": "m", "for_s": 60})
     told = [(each["id"], each["action"]) for each in audited(desk)]
     assert told == [("3", "hold"), ("2", "undrain"), ("1", "drain")]

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from gateway.access.keys import KeyRing, OpenRing
 from gateway.admin.api import admin_app
-from gateway.admin.audit import audit_of
+from gateway.admin.audit import Audit
 from gateway.admin.desk import Desk as Objects
 from gateway.admission.decisions import KEPT
 from gateway.admission.gate import Gate
@@ -120,7 +120,7 @@ class Desk:
                 orders=ordered,
                 adapters=adapters(self.table, self.clock, self.loaded.config, ordered),
                 quarantine=Quarantine(self.table, self.clock),
-                audit=audit_of(folder),
+                audit=Audit(folder),
                 reloading=None,
                 file=file,
             )
