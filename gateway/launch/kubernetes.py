@@ -77,7 +77,10 @@ class KubernetesLauncher:
     async def look(self) -> Seen:
         """Return what runs; a workload is RUNNING while any pod runs that is not being deleted."""
         async with self._api() as api:
-            return await self._look(api)
+            if self.target.kind != "pod":
+                return await self._look_at(api, await self._workload(api, "read"))
+            pods = await self._pods(api)
+        return seen_pod(pods[0]) if pods else Seen()
 
     async def restart(
         self, expected: Incarnation | None, *, grace_s: float, changes: Changes
@@ -164,12 +167,6 @@ class KubernetesLauncher:
             except self._library.ApiException as error:
                 if error.status != _CONFLICT or not tries_left:
                     raise
-
-    async def _look(self, api: Any) -> Seen:
-        if self.target.kind != "pod":
-            return await self._look_at(api, await self._workload(api, "read"))
-        pods = await self._pods(api)
-        return seen_pod(pods[0]) if pods else Seen()
 
     async def _look_at(self, api: Any, workload: Any) -> Seen:
         return seen_workload(await self._pods(api, workload), replicas(workload))
