@@ -41,7 +41,6 @@ _LEAST_OF_BACKENDS: Final = (
     "in flight",
 )
 _OF_GPUS: Final = ("gpu mem", "gpu busy")  # columns
-_ONE_MODEL: Final = 1
 
 Row = dict[str, object]
 
@@ -168,7 +167,7 @@ def _pool_rows(pool: dict[str, Any], terminal: Terminal) -> Iterator[Row]:
         "in flight": _sum(backends, "in_flight"),
     }
     models = pool.get("models", [])
-    if len(models) > _ONE_MODEL:
+    if len(models) > 1:
         for each in models:
             yield {
                 "pool": f"{terminal.branch}{each.get('name')}",

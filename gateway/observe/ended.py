@@ -53,9 +53,7 @@ class EndedRequests:
 
     def get(self, request_id: str) -> RequestRecord | None:
         """Return the record of a request; of several with its id the newest, a caller's before a stranger's."""
-        found = [each for each in self if each.id == request_id]
-        return max(found, key=_rank, default=None)
-
-
-def _rank(record: RequestRecord) -> tuple[bool, float]:
-    return record.caller is not None, record.received_at
+        found = (each for each in self if each.id == request_id)
+        return max(
+            found, key=lambda each: (each.caller is not None, each.received_at), default=None
+        )
