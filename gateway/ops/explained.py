@@ -145,6 +145,7 @@ def explained(
     record, told = seen.record, request_told(seen, moment)
     gate_told = None if decision is None else decision_told(decision, book, moment)
     early_told = None if refused is None else refused_told(refused, book)
+    decided = early_told or gate_told
     return RequestExplained(
         **told,
         schema_version=SCHEMA_VERSION,
@@ -162,11 +163,7 @@ def explained(
         weighed=_weighed(record),
         changed=[*_changed(record)],
         tokens=_tokens(told, record),
-        setting=early_told["setting"]
-        if early_told
-        else gate_told["setting"]
-        if gate_told
-        else None,
+        setting=decided["setting"] if decided else None,
         decision=gate_told,
         refused=early_told,
     )
