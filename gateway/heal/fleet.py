@@ -68,9 +68,9 @@ class Fleet:
         every = (*self.units.values(), *(each.unit for each in self.leaving.values()))
         launched = (each.backend for each in every if each.config.launch is not None)
         cared_for = {file_name(each.pool, each.name) for each in launched}
-        for left in left_behind(state / "run", cared_for):
+        for backend_id, told in left_behind(state / "run", cared_for):
             events, clock = self.shared.events, self.shared.clock
-            events.note(clock, EventKind.LEFT_BEHIND, left.backend_id, "left_behind", str(left))
+            events.note(clock, EventKind.LEFT_BEHIND, backend_id, "left_behind", told)
 
     def stand_by(self, unproven: Mapping[str, Incarnation] | None = None) -> None:
         """Let another gateway or worker supervise: until the first look here, probes decide of all but `unproven`."""

@@ -6,7 +6,6 @@ Their records name them. Only a process that certainly is the one of its record 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.launch import proc
@@ -15,23 +14,8 @@ from gateway.launch.members import MARK_BACKEND
 from gateway.launch.record import load
 
 
-@dataclass(frozen=True, slots=True)
-class LeftBehind:
-    """One such server."""
-
-    backend_id: str
-    pid: int
-
-    def __str__(self) -> str:
-        return (
-            f"no `launch` is configured for it any more, but its server still runs as process {self.pid}, with its"
-            " port and GPU memory: the gateway that was to stop it did not live to do so. Run"
-            f" `kill {self.pid}`, or put its `launch` back into the settings file"
-        )
-
-
-def left_behind(folder: Path, cared_for: Collection[str]) -> Iterator[LeftBehind]:
-    """Yield the servers that nobody will stop, from the records in a folder.
+def left_behind(folder: Path, cared_for: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield the backend and a sentence of each server that nobody will stop, from the records in a folder.
 
     `cared_for` has the file names, without `.json`, of the records of configured backends. A server that another
     living gateway is in charge of is left to that gateway.
@@ -44,7 +28,12 @@ def left_behind(folder: Path, cared_for: Collection[str]) -> Iterator[LeftBehind
         except LaunchError:
             continue
         if record is not None and record.runs and (record.is_ours or not record.gateway_lives):
-            yield LeftBehind(_backend_id(record.pid) or path.stem, record.pid)
+            told = (
+                f"no `launch` is configured for it any more, but its server still runs as process {record.pid}, with"
+                " its port and GPU memory: the gateway that was to stop it did not live to do so. Run"
+                f" `kill {record.pid}`, or put its `launch` back into the settings file"
+            )
+            yield _backend_id(record.pid) or path.stem, told
 
 
 def _backend_id(pid: int) -> str:
