@@ -48,9 +48,6 @@ class EngineConfig:
     decode_step_s: float = 0.010
     decode_step_per_seq_s: float = 0.00005
     context_token_s: float = 0.0  # of a step, for each token of context that it reads
-    prefix_caching: bool = True
-    # `scheduler_reserve_full_isl`; off: only the first chunk is to fit.
-    reserve_full_prompt: bool = True
 
     @property
     def capacity_tokens(self) -> int:

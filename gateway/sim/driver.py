@@ -99,7 +99,7 @@ class Driver:
         if due is not None and (not self._speed or due - now <= _EARLY_S * self._speed):
             now = self._virtual_now = max(now, due)
         for event in self.engine.step(now):
-            if isinstance(event, Emitted) and event.id in self._sinks:
+            if event.id in self._sinks:
                 self._sinks[event.id].put_nowait(event)
                 if event.finish is not None:
                     del self._sinks[event.id]

@@ -37,7 +37,7 @@ from typing import Final
 
 from gateway.sim.blocks import BlockPool
 from gateway.sim.config import EngineConfig
-from gateway.sim.sequence import CacheUse, Emitted, Event, Preempted, Sequence
+from gateway.sim.sequence import CacheUse, Emitted, Sequence
 from gateway.sim.shown import Gauges, Totals
 
 _EPSILON_S: Final = 1e-9  # a step that ends "now" has ended, whatever the rounding
@@ -124,7 +124,7 @@ class Engine:
     def forget_prefixes(self, *, preempt: bool = False) -> bool:
         """Empty the prefix cache; False while blocks are in use, unless the running are preempted for it."""
         while preempt and self.running_queue:
-            self._preempt(self.running_queue[-1], [])
+            self._preempt(self.running_queue[-1])
         if preempt:
             self._step, self._wake_at = None, -math.inf if self.waiting_queue else None
         return self.blocks.forget()
@@ -133,16 +133,16 @@ class Engine:
         """When `step` will next have something to do; None while idle."""
         return self._wake_at if self._step is None else self._step.ends_at
 
-    def step(self, now: float) -> list[Event]:
-        """End the pass that is due, start the next one, and return what happened."""
-        events: list[Event] = []
+    def step(self, now: float) -> list[Emitted]:
+        """End the pass that is due, start the next one, and return the tokens that came out."""
+        emitted: list[Emitted] = []
         if self._step is not None and self._step.ends_at <= now + _EPSILON_S:
             step, self._step = self._step, None
-            self._complete(step, now, events)
+            emitted = self._complete(step, now)
         if self._step is None:
-            tokens = self._schedule(now, events)
+            tokens = self._schedule(now)
             if not tokens and not self.running_queue and self.waiting_queue:
-                tokens = self._schedule(now, events)  # the last running one was just preempted
+                tokens = self._schedule(now)  # the last running one was just preempted
             self._passed_over = self.waiting
             if tokens:
                 self._step = _Step(tokens, now + self._duration(tokens))
@@ -150,7 +150,7 @@ class Engine:
                 self._write_gauges()
             # Nothing to compute: whoever runs waits for its pace, and so does everybody behind it.
             self._wake_at = min((s.due_at for s in self.running_queue), default=None)
-        return events
+        return emitted
 
     # --- scheduling ---
 
@@ -179,7 +179,7 @@ class Engine:
         due = sequence.due_at <= now + _EPSILON_S
         return min(budget, sequence.length - sequence.computed - (0 if due else 1))
 
-    def _schedule(self, now: float, events: list[Event]) -> dict[Sequence, int]:
+    def _schedule(self, now: float) -> dict[Sequence, int]:
         budget = self.config.max_batched_tokens
         tokens: dict[Sequence, int] = {}
         preempted = False
@@ -190,7 +190,7 @@ class Engine:
             while not self._grow(sequence, wanted):
                 victim = self.running_queue[-1]
                 preempted = True
-                self._preempt(victim, events)
+                self._preempt(victim)
                 if victim is sequence:
                     break
             else:
@@ -228,24 +228,20 @@ class Engine:
         """Put `count` of its tokens into the step; the blocks that they fill are found from now on."""
         tokens[sequence] = count
         size, reached = self.config.block_size, sequence.computed + count
-        if self.config.prefix_caching and reached // size > sequence.computed // size:
+        if reached // size > sequence.computed // size:
             sequence.hash_to(reached, size)
             for index in range(sequence.computed // size, reached // size):
                 self.blocks.remember(sequence.blocks[index], sequence.hashes[index])
 
-    def _preempt(self, victim: Sequence, events: list[Event]) -> None:
+    def _preempt(self, victim: Sequence) -> None:
         self.running_queue.remove(victim)
         self._release(victim)
-        victim.preemptions += 1
         self.totals.preemptions += 1
         self.waiting_queue.appendleft(victim)
-        events.append(Preempted(victim.id))
 
     # --- blocks ---
 
     def _reuse_prefix(self, sequence: Sequence) -> None:
-        if not self.config.prefix_caching:
-            return
         # The last token is always computed: its pass is what emits the next one.
         sequence.hash_to(sequence.length - 1, self.config.block_size)
         usable = (sequence.length - 1) // self.config.block_size
@@ -263,9 +259,8 @@ class Engine:
         return True
 
     def _fits_whole(self, sequence: Sequence) -> bool:
-        """Whether there is room for all that it has so far, if that is asked for."""
-        lacks = self._lacks(sequence, sequence.length) if self.config.reserve_full_prompt else 0
-        return lacks <= self.blocks.free
+        """Whether there is room for all that it has so far."""
+        return self._lacks(sequence, sequence.length) <= self.blocks.free
 
     def _lacks(self, sequence: Sequence, tokens: int) -> int:
         """How many more blocks it needs to hold so many tokens."""
@@ -298,18 +293,19 @@ class Engine:
             gauges.running_adapters = self.running_adapters
             gauges.waiting_adapters = self.waiting_adapters
 
-    def _complete(self, step: _Step, now: float, events: list[Event]) -> None:
+    def _complete(self, step: _Step, now: float) -> list[Emitted]:
+        emitted: list[Emitted] = []
         computed_before = self.totals.prompt_tokens - self.totals.cached_tokens
         for sequence, count in step.tokens.items():
             sequence.computed += count
             if sequence.computed == sequence.length:
-                events.append(self._emit(sequence, now))
-        emitted = sum(isinstance(event, Emitted) for event in events)
+                emitted.append(self._emit(sequence, now))
         if emitted:
             computed = self.totals.prompt_tokens - self.totals.cached_tokens - computed_before
             self.totals.iterations += 1
-            self.totals.iteration_tokens += computed + emitted
+            self.totals.iteration_tokens += computed + len(emitted)
         self._write_gauges()
+        return emitted
 
     def _emit(self, sequence: Sequence, now: float) -> Emitted:
         totals = self.totals
@@ -334,5 +330,5 @@ class Engine:
 
     def _cache_use(self, sequence: Sequence) -> CacheUse:
         found, size = sequence.cached or 0, self.config.block_size
-        stored = len(sequence.prompt) // size * size if self.config.prefix_caching else 0
+        stored = len(sequence.prompt) // size * size
         return CacheUse(found, max(0, stored - found))

@@ -26,7 +26,6 @@ class Sequence:
     prefilled: bool = False  # its prompt was counted once
     blocks: list[int] = field(default_factory=list)
     hashes: list[int] = field(default_factory=list)
-    preemptions: int = 0
 
     @property
     def length(self) -> int:
@@ -69,13 +68,3 @@ class Emitted:
     token: int
     finish: str | None
     cache: CacheUse
-
-
-@dataclass(frozen=True, slots=True)
-class Preempted:
-    """A running request lost its blocks and waits again."""
-
-    id: str
-
-
-Event = Emitted | Preempted
