@@ -6,10 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from gateway.sim.ask import Ask
 from gateway.sim.frames import Head, compact
 from gateway.sim.plan import Piece, Plan
-from gateway.sim.sequence import CacheUse
 from gateway.sim.text import detokenize
 
 # The chat error chunk does not fit the model it is parsed into, and that is what clients read.
@@ -24,7 +22,6 @@ class ResponsesWriter:
     """`response.*` events with sequence numbers; there is no [DONE]."""
 
     def __init__(self, head: Head) -> None:
-        self.cache: CacheUse | None = None
         self._head = head
         self._sequence = 0
         self._name = head.id.removeprefix("resp_")
@@ -149,6 +146,7 @@ class ResponsesWriter:
         ended = status != "in_progress"
         cut = {"reason": "max_output_tokens"} if self._finish == "length" else None
         tools = ask.body.get("tools") or []
+        stated = ask.stated_max_tokens
         return {
             "id": head.id,
             "created_at": head.created,
@@ -164,7 +162,7 @@ class ResponsesWriter:
             "tools": tools,
             "top_p": ask.body.get("top_p", 1.0),
             "background": False,
-            "max_output_tokens": _stated_or_rest(ask),
+            "max_output_tokens": ask.max_tokens if stated is None else stated,
             "max_tool_calls": None,
             "previous_response_id": None,
             "prompt": None,
@@ -203,7 +201,8 @@ class ResponsesWriter:
         }
 
     def _cached(self) -> dict[str, int]:
-        found, stored = (self.cache.found, self.cache.stored) if self.cache else (0, 0)
+        cache = self._head.cache
+        found, stored = (cache.found, cache.stored) if cache else (0, 0)
         return {"cached_tokens": found, "cache_write_tokens": stored}
 
 
@@ -211,7 +210,6 @@ class MessagesWriter:
     """Anthropic events; there is no [DONE]."""
 
     def __init__(self, head: Head) -> None:
-        self.cache: CacheUse | None = None
         self._head = head
         self._begun = False
         self._block = False  # one is open
@@ -309,7 +307,7 @@ class MessagesWriter:
         return _event("message_start", {"message": message})
 
     def _usage(self) -> dict[str, Any]:
-        prompt, cache = self._head.ask.prompt_tokens, self.cache
+        prompt, cache = self._head.ask.prompt_tokens, self._head.cache
         if cache is None:
             return {"input_tokens": prompt, "output_tokens": self._tokens}
         return {
@@ -331,7 +329,3 @@ def _event(kind: str, fields: dict[str, Any]) -> bytes:
 
 def _status(finish: str | None) -> str:
     return {"length": "incomplete", "abort": "cancelled"}.get(finish or "", "completed")
-
-
-def _stated_or_rest(ask: Ask) -> int:
-    return ask.stated_max_tokens if ask.stated_max_tokens is not None else ask.max_tokens

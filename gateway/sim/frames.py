@@ -22,8 +22,6 @@ DONE: Final = b"data: [DONE]\n\n"
 class Writer(Protocol):
     """How one dialect writes its reply."""
 
-    cache: CacheUse | None  # what the prefix cache had, of the latest piece; None: not told
-
     def opening(self) -> list[bytes]:
         """Return the frames sent before the first token."""
 
@@ -40,7 +38,7 @@ class Writer(Protocol):
         """Return the body of a reply that is not streamed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Head:
     """What every frame of one reply repeats."""
 
@@ -48,6 +46,7 @@ class Head:
     id: str
     created: int
     fingerprint: str
+    cache: CacheUse | None = None  # what the prefix cache had, of the latest piece; None: not told
 
 
 def compact(value: object) -> bytes:
@@ -58,12 +57,6 @@ def compact(value: object) -> bytes:
 def data_frame(value: object) -> bytes:
     """One SSE frame without an event name."""
     return b"data: " + compact(value) + b"\n\n"
-
-
-def error_frames(message: str) -> list[bytes]:
-    """The error inside a stream: spaced JSON, and still a [DONE] after it."""
-    error = {"error": envelope(message, "InternalServerError", None, 500)}
-    return [b"data: " + json.dumps(error).encode() + b"\n\n", DONE]
 
 
 def usage(prompt: int, completion: int) -> dict[str, Any]:
@@ -87,19 +80,61 @@ def full_usage(
     return usage(prompt, completion) | details
 
 
-class ChatWriter:
-    """`chat.completion` and `chat.completion.chunk`."""
+class _OpenAiWriter:
+    """What the chat and completions endpoints write alike."""
+
+    object: str  # of a chunk, as it names itself
 
     def __init__(self, head: Head) -> None:
-        self.cache: CacheUse | None = None
         self._head = head
-        self._open = False
         self._begun: set[int] = set()
         self._tokens = 0
 
     def opening(self) -> list[bytes]:
-        """Nothing: the role chunk comes with the first engine output."""
+        """Nothing comes before the first engine output."""
         return []
+
+    def closing(self) -> list[bytes]:
+        """The usage chunk if asked for, then [DONE]."""
+        if not self._head.ask.include_usage:
+            return [DONE]
+        cached = self._cached()
+        details = {"prompt_tokens_details": cached} if cached else {}
+        chunk = self._chunk([]) | {"usage": self._usage() | details}
+        return [data_frame(chunk | {"system_fingerprint": self._head.fingerprint}), DONE]
+
+    def broken(self, message: str) -> list[bytes]:
+        """vLLM's error frame and [DONE]."""
+        error = {"error": envelope(message, "InternalServerError", None, 500)}
+        return [b"data: " + json.dumps(error).encode() + b"\n\n", DONE]
+
+    def _usage(self) -> dict[str, Any]:
+        return usage(self._head.ask.prompt_tokens, self._tokens)
+
+    def _cached(self) -> dict[str, Any] | None:
+        cache = self._head.cache
+        return None if cache is None else {"cached_tokens": cache.found}
+
+    def _whole_usage(self, plans: list[Plan]) -> dict[str, Any]:
+        written = sum(len(plan.tokens) for plan in plans)
+        return full_usage(self._head.ask.prompt_tokens, written, self._cached())
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        head = self._head
+        return {
+            "id": head.id,
+            "object": self.object,
+            "created": head.created,
+            "model": head.ask.model,
+            "choices": choices,
+        }
+
+
+class ChatWriter(_OpenAiWriter):
+    """`chat.completion` and `chat.completion.chunk`."""
+
+    object = "chat.completion.chunk"
+    _open = False  # the role chunks are out
 
     def piece(self, piece: Piece) -> list[bytes]:
         """The role chunks of all choices before the first token of any, then the token."""
@@ -128,34 +163,14 @@ class ChatWriter:
             chunk["system_fingerprint"] = self._head.fingerprint
         return [*frames, data_frame(chunk)]
 
-    def closing(self) -> list[bytes]:
-        """The usage chunk if asked for, then [DONE]."""
-        if not self._head.ask.include_usage:
-            return [DONE]
-        cached = self._cached()
-        details = {"prompt_tokens_details": cached} if cached else {}
-        chunk = self._chunk([]) | {"usage": self._usage() | details}
-        return [data_frame(chunk | {"system_fingerprint": self._head.fingerprint}), DONE]
-
-    def broken(self, message: str) -> list[bytes]:
-        """vLLM's error frame and [DONE]."""
-        return error_frames(message)
-
     def whole(self, plans: list[Plan]) -> dict[str, Any]:
         """One `chat.completion`."""
-        head = self._head
-        ids = list(plans[0].prompt) if head.ask.return_token_ids else None
-        return {
-            "id": head.id,
+        ids = list(plans[0].prompt) if self._head.ask.return_token_ids else None
+        return self._chunk([self._choice(plan) for plan in plans]) | {
             "object": "chat.completion",
-            "created": head.created,
-            "model": head.ask.model,
-            "choices": [self._choice(plan) for plan in plans],
             "service_tier": None,
-            "system_fingerprint": head.fingerprint,
-            "usage": full_usage(
-                head.ask.prompt_tokens, sum(len(p.tokens) for p in plans), self._cached()
-            ),
+            "system_fingerprint": self._head.fingerprint,
+            "usage": self._whole_usage(plans),
             "prompt_logprobs": None,
             "prompt_token_ids": ids,
             "prompt_text": None,
@@ -212,39 +227,21 @@ class ChatWriter:
         ids = list(plan.prompt) if self._head.ask.return_token_ids else None
         return data_frame(chunk | {"prompt_token_ids": ids, "prompt_text": None})
 
-    def _usage(self) -> dict[str, Any]:
-        return usage(self._head.ask.prompt_tokens, self._tokens)
-
     def _cached(self) -> dict[str, Any] | None:
-        cache = self.cache
+        cache = self._head.cache
         if cache is None:
             return None
         return {"cached_tokens": cache.found, "created_cache_tokens": cache.stored}
 
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        head = self._head
-        return {
-            "id": head.id,
-            "object": "chat.completion.chunk",
-            "created": head.created,
-            "model": head.ask.model,
-            "choices": choices,
-        }
 
-
-class CompletionsWriter:
+class CompletionsWriter(_OpenAiWriter):
     """`text_completion`, streamed or not; the replies to all prompts share one stream."""
 
-    def __init__(self, head: Head, prompt_texts: list[str]) -> None:
-        self.cache: CacheUse | None = None
-        self._head = head
-        self._texts = prompt_texts
-        self._begun: set[int] = set()
-        self._tokens = 0
+    object = "text_completion"
 
-    def opening(self) -> list[bytes]:
-        """Nothing comes before the first token."""
-        return []
+    def __init__(self, head: Head, prompt_texts: list[str]) -> None:
+        super().__init__(head)
+        self._texts = prompt_texts
 
     def piece(self, piece: Piece) -> list[bytes]:
         """One chunk; none for a reply that was aborted before its first token."""
@@ -267,25 +264,10 @@ class CompletionsWriter:
         }
         chunk = self._chunk([choice])
         if ask.usage_always:
-            chunk["usage"] = usage(ask.prompt_tokens, self._tokens)
+            chunk["usage"] = self._usage()
         if piece.finish and not ask.include_usage:
             chunk["system_fingerprint"] = self._head.fingerprint
         return [data_frame(chunk)]
-
-    def closing(self) -> list[bytes]:
-        """The usage chunk if asked for, then [DONE]."""
-        ask = self._head.ask
-        if not ask.include_usage:
-            return [DONE]
-        cached = self._cached()
-        details = {"prompt_tokens_details": cached} if cached else {}
-        counts = usage(ask.prompt_tokens, self._tokens) | details
-        chunk = self._chunk([]) | {"usage": counts}
-        return [data_frame(chunk | {"system_fingerprint": self._head.fingerprint}), DONE]
-
-    def broken(self, message: str) -> list[bytes]:
-        """vLLM's error frame and [DONE]."""
-        return error_frames(message)
 
     def whole(self, plans: list[Plan]) -> dict[str, Any]:
         """One `text_completion`."""
@@ -307,27 +289,12 @@ class CompletionsWriter:
         return self._chunk(choices) | {
             "service_tier": None,
             "system_fingerprint": self._head.fingerprint,
-            "usage": full_usage(
-                ask.prompt_tokens, sum(len(p.tokens) for p in plans), self._cached()
-            ),
+            "usage": self._whole_usage(plans),
             "kv_transfer_params": None,
             "ec_transfer_params": None,
             "metrics": None,
         }
 
-    def _cached(self) -> dict[str, Any] | None:
-        return None if self.cache is None else {"cached_tokens": self.cache.found}
-
     def _echo(self, index: int) -> str:
         ask = self._head.ask
         return self._texts[index // ask.n] if ask.echo and not ask.return_token_ids else ""
-
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        head = self._head
-        return {
-            "id": head.id,
-            "object": "text_completion",
-            "created": head.created,
-            "model": head.ask.model,
-            "choices": choices,
-        }

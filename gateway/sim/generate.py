@@ -36,6 +36,7 @@ class _Run:
     sink: asyncio.Queue[Emitted | None]
     cut: Fault | None
     tells_cache: bool
+    head: Head
 
     def submit(self, ask: Ask, adapter_path: str) -> None:
         for sequence_id, plan in self.plans.items():
@@ -78,12 +79,14 @@ async def generate(state: SimState, request: Received, reply: Reply, body: dict[
     ask = parse_ask(request.path, body, state.config, list(state.adapters))
     request.begun_tokens = ask.begun_tokens
     _admit(state, ask)
-    writer, reply_id = _writer(state, request, ask)
+    chosen = uuid.uuid4().hex[:16]  # engine ids are unique even when clients repeat theirs
+    head = Head(ask, _reply_id(request, ask, chosen), int(time.time()), state.fingerprint)
+    writer = _writer(head, request.path, newer=state.config.newer)
     plans = plan_reply(ask, state.config.reply_tokens)
     cut = state.faults.take(*CUTS)
-    by_id = {f"{reply_id}/{plan.index}": plan for plan in plans}
+    by_id = {f"{chosen}/{plan.index}": plan for plan in plans}
     tells_cache = state.config.prompt_tokens_details or request.path == RESPONSES
-    run = _Run(_driver(state, request), by_id, asyncio.Queue(), cut, tells_cache)
+    run = _Run(_driver(state, request), by_id, asyncio.Queue(), cut, tells_cache, head)
     try:
         run.submit(ask, state.adapters.get(ask.adapter or "", ""))
         poison = state.faults.find("die_on_prompt")
@@ -118,25 +121,23 @@ def _admit(state: SimState, ask: Ask) -> None:
         raise busy()
 
 
-def _writer(state: SimState, request: Received, ask: Ask) -> tuple[Writer, str]:
+def _reply_id(request: Received, ask: Ask, chosen: str) -> str:
     given = request.header("x-request-id") or ask.body.get("request_id")
-    chosen = uuid.uuid4().hex[:16]
     prefix = {COMPLETIONS: "cmpl-", RESPONSES: "resp_"}.get(request.path, "chatcmpl-")
-    own_id = request.path == RESPONSES or not given
-    head = Head(
-        ask, prefix + (chosen if own_id else str(given)), int(time.time()), state.fingerprint
-    )
+    return prefix + (chosen if request.path == RESPONSES or not given else str(given))
+
+
+def _writer(head: Head, path: str, *, newer: bool) -> Writer:
     writer: Writer
-    if request.path == COMPLETIONS:
-        writer = CompletionsWriter(head, _prompt_texts(ask))
-    elif request.path == RESPONSES:
+    if path == COMPLETIONS:
+        writer = CompletionsWriter(head, _prompt_texts(head.ask))
+    elif path == RESPONSES:
         writer = ResponsesWriter(head)
-    elif request.path == MESSAGES:
+    elif path == MESSAGES:
         writer = MessagesWriter(head)
     else:
         writer = ChatWriter(head)
-    # Engine ids are unique even when clients repeat theirs.
-    return NewerWriter(writer) if state.config.newer else writer, chosen
+    return NewerWriter(writer) if newer else writer
 
 
 def _prompt_texts(ask: Ask) -> list[str]:
@@ -172,7 +173,7 @@ async def _stream(
             return await _break_stream(cut, writer, reply, list(open_plans.values()))
         pieces = run.pieces()
         async for piece in _together(pieces, interval) if interval > 1 else pieces:
-            writer.cache = piece.cache
+            run.head.cache = piece.cache
             for frame in writer.piece(piece):
                 await reply.chunk(frame)
             request.tokens_emitted += len(piece.ids)
@@ -234,7 +235,7 @@ async def _whole(run: _Run, writer: Writer, request: Received, reply: Reply) -> 
     async for piece in run.pieces():
         if reached:
             break
-        writer.cache = piece.cache
+        run.head.cache = piece.cache
         counts[piece.plan.index] += 1
         request.tokens_emitted += 1
         reached = cut is not None and cut.number == request.tokens_emitted

@@ -9,7 +9,6 @@ from gateway.sim.errors import envelope, newer_words
 from gateway.sim.events import MessagesWriter
 from gateway.sim.frames import DONE, ChatWriter, Writer, compact, data_frame
 from gateway.sim.plan import Piece, Plan
-from gateway.sim.sequence import CacheUse
 
 _CHUNKS: Final = ("chat.completion.chunk", "text_completion")
 _ENDS_BLOCK: Final = b"event: content_block_stop\n"
@@ -21,15 +20,6 @@ class NewerWriter:
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._cut = False  # the reply ended at its limit
-
-    @property
-    def cache(self) -> CacheUse | None:
-        """See `Writer`."""
-        return self._writer.cache
-
-    @cache.setter
-    def cache(self, told: CacheUse | None) -> None:
-        self._writer.cache = told
 
     def opening(self) -> list[bytes]:
         """See `Writer`."""
