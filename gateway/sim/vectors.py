@@ -44,12 +44,13 @@ def vectors(path: str, body: dict[str, Any], state: SimState) -> Vectors:
     found = [[_unit(ids, k) for k in range(_DIMENSIONS)] for ids in prompts]
     tokens = sum(map(len, prompts))
     kind, key = ("embedding", "embedding") if path == "/v1/embeddings" else ("pooling", "data")
-    made = {"id": fresh_id("embd" if kind == "embedding" else kind), "created": int(time.time())}
+    name = "embd" if kind == "embedding" else kind
     encoding = body.get("encoding_format", "float")
     if encoding in _BYTES:
         raw = tuple(map(_packed, found))
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        told = made | {"model": model, "data": _places(raw), "usage": usage}
+        told = _listed(name, model, _places(raw), usage)
+        del told["object"]
         return Vectors(
             raw=raw, headers={"metadata": json.dumps(told)} if encoding == "bytes" else {}
         )
@@ -57,16 +58,7 @@ def vectors(path: str, body: dict[str, Any], state: SimState) -> Vectors:
         {"index": i, "object": kind, key: _base64(vector) if encoding == "base64" else vector}
         for i, vector in enumerate(found)
     ]
-    return Vectors(
-        {
-            "id": made["id"],
-            "object": "list",
-            "created": made["created"],
-            "model": model,
-            "data": data,
-            "usage": full_usage(tokens, 0),
-        }
-    )
+    return Vectors(_listed(name, model, data, full_usage(tokens, 0)))
 
 
 async def send(made: Vectors, reply: Reply) -> None:
@@ -78,6 +70,14 @@ async def send(made: Vectors, reply: Reply) -> None:
     for each in made.raw:
         await reply.chunk(each)
     reply.end_stream()
+
+
+def _listed(
+    name: str, model: str, data: list[dict[str, Any]], usage: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the list that these endpoints answer with."""
+    about = {"id": fresh_id(name), "object": "list", "created": int(time.time()), "model": model}
+    return about | {"data": data, "usage": usage}
 
 
 def _places(raw: tuple[bytes, ...]) -> list[dict[str, Any]]:
@@ -133,14 +133,7 @@ def classify(body: dict[str, Any], state: SimState) -> dict[str, Any]:
         probs = [first, 1 - first]
         label = f"LABEL_{probs.index(max(probs))}"
         data.append({"index": index, "label": label, "probs": probs, "num_classes": _LABELS})
-    return {
-        "id": fresh_id("classify"),
-        "object": "list",
-        "created": int(time.time()),
-        "model": model,
-        "data": data,
-        "usage": full_usage(sum(map(len, prompts)), 0),
-    }
+    return _listed("classify", model, data, full_usage(sum(map(len, prompts)), 0))
 
 
 def rerank(body: dict[str, Any], state: SimState) -> dict[str, Any]:
@@ -177,14 +170,8 @@ def score(body: dict[str, Any], state: SimState) -> dict[str, Any]:
     data = [
         {"index": i, "object": "score", "score": value} for i, (_, value, _) in enumerate(scored)
     ]
-    return {
-        "id": fresh_id("score"),
-        "object": "list",
-        "created": int(time.time()),
-        "model": model,
-        "data": data,
-        "usage": full_usage(sum(count for _, _, count in scored), 0),
-    }
+    usage = full_usage(sum(count for _, _, count in scored), 0)
+    return _listed("score", model, data, usage)
 
 
 def generative_scoring(body: dict[str, Any], state: SimState) -> dict[str, Any]:
@@ -200,14 +187,9 @@ def generative_scoring(body: dict[str, Any], state: SimState) -> dict[str, Any]:
         {"index": i, "object": "score", "score": abs(_unit(ids, 0))}
         for i, ids in enumerate(prompts)
     ]
-    return {
-        "id": fresh_id("generative-scoring"),
-        "object": "list",
-        "created": int(time.time()),
-        "model": str(body.get("model") or state.config.model),
-        "data": data,
-        "usage": full_usage(sum(map(len, prompts)), len(prompts)),
-    }
+    model = str(body.get("model") or state.config.model)
+    usage = full_usage(sum(map(len, prompts)), len(prompts))
+    return _listed("generative-scoring", model, data, usage)
 
 
 def decide(body: dict[str, Any], state: SimState) -> dict[str, Any]:
