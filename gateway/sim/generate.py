@@ -164,7 +164,7 @@ async def _together(pieces: AsyncIterator[Piece], interval: int) -> AsyncIterato
 async def _stream(
     run: _Run, writer: Writer, request: Received, reply: Reply, interval: int
 ) -> None:
-    reply.start_stream(200, EVENT_STREAM)
+    reply.start_stream(EVENT_STREAM)
     open_plans, cut = {plan.index: plan for plan in run.plans.values()}, run.cut
     try:
         for frame in writer.opening():
@@ -260,7 +260,7 @@ async def _break_whole(cut: Fault, body: bytes, reply: Reply) -> None:
         case "reset_after":
             reply.reset()
         case "truncate_after" | "truncate_chunk":
-            reply.start_sized(200, len(body), JSON)
+            reply.start_sized(len(body), JSON)
             reply.raw(body[: len(body) // 2])
             reply.cut()
         case "error_frame_after":

@@ -90,27 +90,28 @@ class Reply:
         self._start(status, fields, b"" if self._request.method == "HEAD" else body)
         self._end()
 
-    def start_stream(self, status: int, headers: dict[str, str]) -> None:
+    def start_stream(self, headers: dict[str, str]) -> None:
         """Send the head of a chunked answer."""
-        self._start(status, headers | _VARY | {"transfer-encoding": "chunked"})
+        self._start(200, headers | _VARY | {"transfer-encoding": "chunked"})
 
     async def chunk(self, data: bytes) -> None:
         """Send one chunk; wait while the client does not read."""
-        self._write(b"%x\r\n%b\r\n" % (len(data), data))
+        self.raw(b"%x\r\n%b\r\n" % (len(data), data))
         await self._connection.writable.wait()
 
     def end_stream(self) -> None:
         """Send the last chunk."""
-        self._write(b"0\r\n\r\n")
+        self.raw(b"0\r\n\r\n")
         self._end()
 
-    def start_sized(self, status: int, length: int, headers: dict[str, str]) -> None:
+    def start_sized(self, length: int, headers: dict[str, str]) -> None:
         """Send only the head of an answer of `length` bytes."""
-        self._start(status, headers | {"content-length": str(length)} | _VARY)
+        self._start(200, headers | {"content-length": str(length)} | _VARY)
 
     def raw(self, data: bytes) -> None:
         """Send bytes outside of any framing."""
-        self._write(data)
+        if data and not self._connection.transport.is_closing():
+            self._connection.transport.write(data)
 
     def cut(self) -> None:
         """Close the connection in order (FIN), wherever the answer is."""
@@ -128,11 +129,7 @@ class Reply:
             headers = headers | {"connection": "close"}
         head = f"HTTP/1.1 {status} {_phrase(status)}\r\ndate: {formatdate(usegmt=True)}\r\nserver: uvicorn\r\n"
         head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        self._write(head.encode("latin-1") + b"\r\n" + body)
-
-    def _write(self, data: bytes) -> None:
-        if data and not self._connection.transport.is_closing():
-            self._connection.transport.write(data)
+        self.raw(head.encode("latin-1") + b"\r\n" + body)
 
     def _end(self) -> None:
         self.ended = True
@@ -155,7 +152,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._draft = _Draft()
         self._pending: deque[tuple[Received, bool]] = deque()
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None  # of the request that is being answered
         self._current: Received | None = None
         self._idle: asyncio.TimerHandle | None = None
         self._number = next(_numbers)
@@ -165,15 +162,10 @@ class Connection(asyncio.Protocol):
         self.writable = asyncio.Event()
         self.writable.set()
 
-    @property
-    def task(self) -> asyncio.Task[None] | None:
-        """The request that is being answered; None while idle."""
-        return self._task
-
     def drain(self) -> None:
         """Close it once the present request is answered; now where there is none."""
         self.draining = True
-        if self._task is None:
+        if self.task is None:
             self.transport.close()
 
     def reset(self) -> None:
@@ -218,8 +210,8 @@ class Connection(asyncio.Protocol):
         self.writable.set()
         if self._current is not None and self._current.ended_at is None:
             self._current.client_disconnected_at = self._loop.time()
-        if self._task is not None:
-            self._task.cancel()
+        if self.task is not None:
+            self.task.cancel()
 
     def pause_writing(self) -> None:
         """Hold `Reply.chunk` back: the client does not read."""
@@ -275,12 +267,12 @@ class Connection(asyncio.Protocol):
     # --- one request after the other ---
 
     def _next(self) -> None:
-        if self._task is not None or not self._pending:
+        if self.task is not None or not self._pending:
             return
         request, close = self._pending.popleft()
         self._current = request
         name = f"sim {request.method} {request.path}"
-        self._task = self._loop.create_task(self._answer(request, close), name=name)
+        self.task = self._loop.create_task(self._answer(request, close), name=name)
 
     async def _answer(self, request: Received, close: bool) -> None:
         reply = Reply(self, request, close=close)
@@ -288,7 +280,7 @@ class Connection(asyncio.Protocol):
             await self._handler(request, reply)
         finally:
             request.ended_at = self._loop.time()
-            self._task = None
+            self.task = None
             if self.draining or not reply.ended:
                 self.transport.close()
         self._wait_for_next()

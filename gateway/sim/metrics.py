@@ -135,23 +135,14 @@ def _lora(page: _Page, state: SimState) -> None:
         return
     running = sorted({a for e in state.engines for a in e.gauges.running_adapters})
     waiting = sorted({a for e in state.engines for a in e.gauges.waiting_adapters})
-    shown, steps = (
-        (",".join(running), ",".join(waiting)),
-        sum(e.gauges.steps for e in state.engines),
-    )
+    shown = ",".join(running), ",".join(waiting)
+    steps = sum(e.gauges.steps for e in state.engines)
     if shown not in state.lora_seen or steps != state.lora_steps:
         state.lora_seen[shown], state.lora_steps = time.time(), steps
+    names = ("running_lora_adapters", "waiting_lora_adapters")
+    most = {"max_lora": str(state.config.max_loras)}
     samples: list[Sample] = [
-        (
-            "",
-            {
-                "max_lora": str(state.config.max_loras),
-                "running_lora_adapters": running_names,
-                "waiting_lora_adapters": waiting_names,
-            },
-            at,
-        )
-        for (running_names, waiting_names), at in state.lora_seen.items()
+        ("", most | dict(zip(names, both, strict=True)), at) for both, at in state.lora_seen.items()
     ]
     text = "Adapters with requests; the series with the largest value is the present one."
     page.family("vllm:lora_requests_info", "gauge", text, samples)

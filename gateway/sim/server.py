@@ -305,7 +305,7 @@ class SimServer:
             reply.send(page.number or 502, _HTML, {"content-type": "text/html"})
             return True
         if faults.take("only_comments"):
-            reply.start_stream(200, EVENT_STREAM)
+            reply.start_stream(EVENT_STREAM)
             while True:
                 await reply.chunk(b": keep-alive\n\n")
                 await asyncio.sleep(_COMMENT_EVERY_S)

@@ -66,7 +66,7 @@ async def send(made: Vectors, reply: Reply) -> None:
     if made.answer is not None:
         reply.send(200, compact(made.answer), JSON)
         return
-    reply.start_stream(200, {"content-type": "application/octet-stream"} | made.headers)
+    reply.start_stream({"content-type": "application/octet-stream"} | made.headers)
     for each in made.raw:
         await reply.chunk(each)
     reply.end_stream()
