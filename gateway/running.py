@@ -21,13 +21,13 @@ from gateway.admission.telling import Telling
 from gateway.core.aio import periodic
 from gateway.heal.eventlog import keep_events
 from gateway.heal.orders import Orders
+from gateway.ingress import inherited
 from gateway.ingress.charging import foreseen
 from gateway.ingress.drain import announce_stop, end, end_late, let_answer, let_finish, outlast
 from gateway.ingress.listener import (
     Listeners,
     Server,
     accept_the_last,
-    bind_both,
     port_of,
     server_for,
     with_copies,
@@ -58,8 +58,7 @@ async def run(
 ) -> None:
     """Serve until told to stop, or until another process took over; everything is closed at the end.
 
-    `listeners` are those of `bind_both`, which is called when there are none. A predecessor serves as
-    yet: this process takes its place once it can serve.
+    Without `listeners` it opens its own. A predecessor serves as yet: this process takes its place once it can serve.
 
     Raises:
         OSError: an address to listen on cannot be had.
@@ -67,7 +66,7 @@ async def run(
     Cancel: stops without draining.
     """
     config = process.config
-    listeners = listeners or bind_both(config)
+    listeners = listeners or inherited.listeners(config, inherited.Given())
     process.public_port, process.admin_port = port_of(listeners.public), port_of(listeners.admin)
     desk = _desk(process)
     public, admin = _servers(process, desk)

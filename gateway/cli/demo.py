@@ -19,7 +19,7 @@ from gateway.access.filestore import FileKeys
 from gateway.app import build, handle_signals
 from gateway.cli.console import VerbError
 from gateway.config.load import load_config
-from gateway.ingress.listener import bind_both
+from gateway.ingress import inherited
 from gateway.observe.outlet import Outlet
 from gateway.process import Process
 from gateway.running import run
@@ -88,7 +88,7 @@ async def demo(port: int, admin_port: int, *, traffic: bool, fault: str | None) 
             process.upgrades.refusal = _NO_UPGRADE
             handle_signals(asyncio.get_running_loop(), process)
             try:
-                sockets = bind_both(process.config)
+                sockets = inherited.listeners(process.config, inherited.Given())
             except OSError as error:
                 taken = f"{error.filename}: {error.strerror}"
                 raise VerbError(taken, "try --port 0 --admin-port 0") from error

@@ -17,7 +17,6 @@ from typing import Final, NamedTuple
 import uvicorn
 from starlette.types import ASGIApp
 
-from gateway.config.models import Config
 from gateway.config.units import Listen
 from gateway.ingress.server import GatewayProtocol, Ingress
 
@@ -87,20 +86,6 @@ def prepare(listener: socket.socket) -> None:
     """Set what a listener's connections inherit, and that it never blocks the loop."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
     listener.setblocking(False)
-
-
-def bind_both(config: Config) -> Listeners:
-    """Bind the public and the admin listener, or neither.
-
-    Raises:
-        OSError: as `bind`.
-    """
-    public = bind(config.listen)
-    try:
-        return Listeners(public, bind(config.admin.listen))
-    except OSError:
-        public.close()
-        raise
 
 
 def with_copies(listener: socket.socket) -> list[socket.socket]:
