@@ -95,13 +95,10 @@ def _given_contents(tree: nodes.Template, macro: nodes.Macro, messages: set[str]
 
 def _leads_to(node: nodes.Node | None, name: str, key: str | None = None) -> bool:
     """Whether an expression is a variable (or its `key`), through filters and slices."""
-    while True:
-        if isinstance(node, nodes.Filter | nodes.Test) or (
-            isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
-        ):
-            node = node.node
-            continue
-        break
+    while isinstance(node, nodes.Filter | nodes.Test) or (
+        isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
+    ):
+        node = node.node
     if key is not None:
         if isinstance(node, nodes.Getitem):
             if not isinstance(node.arg, nodes.Const) or node.arg.value != key:

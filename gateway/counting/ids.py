@@ -16,7 +16,7 @@ from msgspec import Raw, structs
 
 from gateway.core.types import Call, Endpoint
 from gateway.counting.anthropic import chats_of_message
-from gateway.counting.messages import Unmodelled
+from gateway.counting.messages import Unmodelled, with_effort
 from gateway.counting.tokens import Asker, off_loop
 from gateway.wire.calls import ENDPOINTS, upstream_body
 from gateway.wire.large import fields_at_hand
@@ -130,7 +130,9 @@ def _to_tokenize(call: Call, served_model: str, place: int) -> tuple[int, dict[s
         chats = chats_of_message(msgspec.json.decode(call.body, type=dict[str, Any]))
         chat = chats[place]
         effort: dict[str, Any] = {name: chat.pop(name) for name in _EFFORT if name in chat}
-        chat["chat_template_kwargs"] = _kwargs(**effort)
+        kwargs = effort.get("chat_template_kwargs") or {}
+        # `/tokenize` takes nothing else of both.
+        chat["chat_template_kwargs"] = with_effort(kwargs, effort.get("reasoning_effort"))
     except (Unmodelled, msgspec.DecodeError, RecursionError, AttributeError, TypeError):
         return 0, {}, b""
     body = msgspec.json.encode(chat)
@@ -139,17 +141,6 @@ def _to_tokenize(call: Call, served_model: str, place: int) -> tuple[int, dict[s
     assert question is not None  # it is a chat
     fields = {name: Raw(msgspec.json.encode(value)) for name, value in effort.items()}
     return len(chats), fields, question
-
-
-def _kwargs(
-    chat_template_kwargs: dict[str, Any] | None = None, reasoning_effort: str | None = None
-) -> dict[str, Any]:
-    """Return the template's variables that vLLM makes of both; `/tokenize` takes nothing else."""
-    given = chat_template_kwargs or {}
-    if reasoning_effort is None:
-        return given
-    thinks = {"enable_thinking": reasoning_effort != "none"}
-    return thinks | given | {"reasoning_effort": reasoning_effort}
 
 
 async def tokens_of(asker: Asker, served_model: str, *, text: str) -> Tokens | None:

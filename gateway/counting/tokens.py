@@ -267,7 +267,8 @@ class BackendCounter:
         if status != 200:
             return None
         if of_messages:
-            return _input_tokens(reply)
+            counted = decode_or_none(_COUNTED, reply)
+            return None if counted is None else counted.input_tokens
         told = parse_tokenize(reply)
         return told[0] if told is not None else None
 
@@ -314,11 +315,7 @@ class _Counted(msgspec.Struct):
     input_tokens: int
 
 
-def _input_tokens(body: bytes) -> int | None:
-    try:
-        return msgspec.json.decode(body, type=_Counted).input_tokens
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+_COUNTED: Final = msgspec.json.Decoder(_Counted)
 
 
 def _flag(request: Json, *, default: bool) -> bool:
