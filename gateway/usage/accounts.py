@@ -87,7 +87,7 @@ class Accounts:
             if record.caller is None:
                 continue
             at = wall_ahead + (record.ended_at or record.received_at)
-            entry = entry_of(record, 0, at, self._price_of(record))
+            entry = entry_of(record, at, self._price_of(record))
             if entry is not None:
                 entries.append(entry)
         for place, more in summed(entries).items():
@@ -158,7 +158,8 @@ class Accounts:
                 with contextlib.suppress(StoreUnavailable):
                     await self.telling.tell_owed()
             return
-        await self._write(self._journal)
+        async with self._writing:
+            await self._write_all(self._journal)
         if self.telling is not None:
             await self.telling.turn(self._journal)
         elif self._counted and (self._wanted or (self._asked and self._turns % _LEARN_TURNS == 0)):
@@ -214,10 +215,6 @@ class Accounts:
         journal, self._journal = self._journal, None
         if journal is not None:
             journal.close()
-
-    async def _write(self, journal: UsageJournal) -> None:
-        async with self._writing:
-            await self._write_all(journal)
 
     async def _write_all(self, journal: UsageJournal) -> None:
         """Write all that waits now. Cancel: a thread goes on; whoever writes next waits for it first."""

@@ -96,7 +96,7 @@ class Used(NamedTuple):
     complete: bool = True  # False: the usage at other gateways is missing
 
 
-def entry_of(record: RequestRecord, n: int, at: float, price: Price | None) -> Entry | None:
+def entry_of(record: RequestRecord, at: float, price: Price | None) -> Entry | None:
     """Return the line of a request that ended; None where no engine took it, or its caller is not known."""
     caller = record.caller
     if caller is None or record.outcome is _SHED or not reached(record.attempts, record.failed):
@@ -111,7 +111,7 @@ def entry_of(record: RequestRecord, n: int, at: float, price: Price | None) -> E
         costs = record.taken.costs
         prompt, output = round(costs.input_tokens), round(costs.output_tokens)
     return Entry(  # by position: names would double what it costs, and each request pays for it
-        n,
+        0,
         record.id,
         (at * 1000 + 0.5) // 1 / 1000,  # a third of what `round` takes
         caller.tenant,

@@ -132,11 +132,6 @@ class UsageJournal:
             self._found = found[-1].n + 1, file, at
         return found
 
-    def every(self) -> Iterator[Entry]:
-        """Go through all lines that are kept, the oldest first."""
-        for file in self._files():
-            yield from _entries(file)
-
     def unread(self, *, anew: bool = False) -> Iterator[Entry]:
         """Go through the lines of all ledgers of the folder; from the second time on, only what others wrote since.
 

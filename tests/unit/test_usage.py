@@ -50,15 +50,9 @@ def entry(n, id="r", at=0.0, tokens=10):
 
 
 def test_a_line_has_what_was_used_and_what_it_costs():
-    made = entry_of(record(tokens=(1000, 500), cached=400), 7, 12.5, PRICE)
-    assert (made.n, made.id, made.at, made.tenant, made.key, made.model) == (
-        7,
-        "r",
-        12.5,
-        "acme",
-        "k",
-        "m",
-    )
+    made = entry_of(record(tokens=(1000, 500), cached=400), 12.5, PRICE)
+    named = (made.id, made.at, made.tenant, made.key, made.model)
+    assert named == ("r", 12.5, "acme", "k", "m")
     assert (made.input, made.cached, made.output, made.source) == (1000, 400, 500, "upstream")
     assert made.money == pytest.approx((600 + 200 + 1000) / 1e6)
 
@@ -66,15 +60,15 @@ def test_a_line_has_what_was_used_and_what_it_costs():
 def test_usage_that_nobody_told_is_what_was_reserved():
     plan = plan_of(KeyLimits(5))
     taken = Taken(plan, Amounts(1, 30, 70, 100, 0), (1,), "x", shared=False, day=0, wall=0.0)
-    made = entry_of(record(tokens=None, taken=taken), 1, 0.0, None)
+    made = entry_of(record(tokens=None, taken=taken), 0.0, None)
     assert (made.input, made.output, made.source) == (30, 70, "reserved")
-    assert entry_of(record(tokens=None), 1, 0.0, None).source == "unknown"
+    assert entry_of(record(tokens=None), 0.0, None).source == "unknown"
     for outcome in (Outcome.UPSTREAM_REJECTED, Outcome.REJECTED):
         refused = record(tokens=None, taken=taken, outcome=outcome)
-        made = entry_of(refused, 1, 0.0, None)
+        made = entry_of(refused, 0.0, None)
         assert (made.input, made.output, made.source) == (0, 0, "refused")
     refused.error_code = ReplyTooLarge.default_code  # it was made, and is only not passed on
-    made = entry_of(refused, 1, 0.0, None)
+    made = entry_of(refused, 0.0, None)
     assert (made.input, made.output, made.source) == (30, 70, "reserved")
 
 
@@ -91,7 +85,7 @@ NOT_SENT = Attempt("m/b1", "e", 0.0, 0.1, Ending.CONNECT)
     ],
 )
 def test_what_no_engine_took_has_no_line(more):
-    assert entry_of(record(**more), 1, 0.0, None) is None
+    assert entry_of(record(**more), 0.0, None) is None
 
 
 def test_a_ledger_is_read_back_from_any_line(tmp_path):
