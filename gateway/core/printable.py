@@ -1,13 +1,18 @@
-"""Text for people: foreign text that is fit for a terminal or a line of a log, and counts."""
+"""Text for people: foreign text that is fit for a terminal, a line of a log or an error, and counts."""
 
 from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """Escape control characters: a hostile name must not steer a terminal, nor begin a line."""
+    """Return text that has no control or invisible character; they are written as `\\x1b`."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def shown(name: str, most_chars: int = 64) -> str:
+    """Return a client's own name for something, as an error may repeat it: short, and printable."""
+    return "".join(char if char.isprintable() else "?" for char in name[:most_chars])
 
 
 def count(number: int, noun: str) -> str:

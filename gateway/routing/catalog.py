@@ -17,12 +17,14 @@ from gateway.core.aio import Clock
 from gateway.core.asked import ALL_MODELS
 from gateway.core.errors import NO_MODEL, EndpointNotServed, MissingModel, ModelNotFound
 from gateway.core.exclusion import AWAITS_ADAPTER
+from gateway.core.printable import shown
 from gateway.core.types import SERVING, Call, Caller, Endpoint, Phase, Route
 from gateway.pools.table import Backend, PoolTable
 from gateway.routing.near import NearNames
 
 log = logging.getLogger("gateway.routing")
 
+_SHOWN_CHARS: Final = 128  # of a name in an error
 _HELD_TWICE: Final = (
     "the adapter %s is held by the pools %s and %s: requests for it go to %s."
     " List `adapters` of each pool, or rename one"
@@ -63,13 +65,16 @@ class Catalog:
 
         In that order, and the file's, they are listed: clients take the first model of a list.
         """
-        entries = {name: _entry(name, name, config, table) for name, config in pools.items()}
+        backends = {name: table.backends(name) for name in pools}
+        entries = {
+            name: _entry(name, name, config, backends[name]) for name, config in pools.items()
+        }
         for name, config in pools.items():
             for alias in config.aliases:
-                entries.setdefault(alias, _entry(alias, name, config, table))
+                entries.setdefault(alias, _entry(alias, name, config, backends[name]))
         clashes = []
         for name, config in pools.items():
-            for adapter, entry in _adapters(name, config, table).items():
+            for adapter, entry in _adapters(name, config, backends[name]).items():
                 first = entries.setdefault(adapter, entry)
                 if first is not entry:
                     clashes.append((adapter, first.route.pool, name))
@@ -144,8 +149,9 @@ class Catalog:
 
         near = self._near.find(model, allowed, [each for each in caller.models if allowed(each)])
         hint = f" Did you mean `{near}`?" if near else ""
+        named = shown(model, _SHOWN_CHARS) + ("..." if len(model) > _SHOWN_CHARS else "")
         return ModelNotFound(
-            f"The model `{_shown(model)}` does not exist or you do not have access to it.{hint} "
+            f"The model `{named}` does not exist or you do not have access to it.{hint} "
             "GET /v1/models lists what this key can use.",
             param="model",
         )
@@ -202,38 +208,27 @@ def is_open(entry: Entry, caller: Caller) -> bool:
     return caller.may_use(route.requested) and not by_another_name
 
 
-def _shown(model: str) -> str:
-    """Return a client's model name fit for an error message: printable and short."""
-    printable = "".join(char if char.isprintable() else "?" for char in model[:128])
-    return printable + ("..." if len(model) > 128 else "")
+def _entry(
+    name: str,
+    pool: str,
+    config: PoolConfig,
+    backends: Sequence[Backend],
+    adapter: str | None = None,
+) -> Entry:
+    parent = None if adapter is None else pool
+    route = _route(name, pool, adapter, config, backends)
+    return Entry(route, parent, _endpoints(config, backends))
 
 
-def _entry(name: str, pool: str, config: PoolConfig, table: PoolTable) -> Entry:
-    backends = table.backends(pool)
-    return Entry(
-        route=_route(name, pool, None, config, backends),
-        parent=None,
-        endpoints=_endpoints(config, backends),
-    )
-
-
-def _adapters(pool: str, config: PoolConfig, table: PoolTable) -> dict[str, Entry]:
+def _adapters(pool: str, config: PoolConfig, backends: Sequence[Backend]) -> dict[str, Entry]:
     """Return an entry for each adapter that a backend holds, or that is meant to be there."""
-    backends = table.backends(pool)
     if config.adapters == "auto":
         names = [name for each in backends for name in (*each.adapters, *each.awaited)]
         names += [name for each in backends for name, wanted in each.ordered if wanted]
     else:
         names = [adapter.name for adapter in config.adapters]
     names += adapters_of(config)  # on the command line of its servers, so meant to be served
-    entries = {}
-    for name in dict.fromkeys(names):
-        entries[name] = Entry(
-            route=_route(name, pool, name, config, backends),
-            parent=pool,
-            endpoints=_endpoints(config, backends),
-        )
-    return entries
+    return {name: _entry(name, pool, config, backends, name) for name in dict.fromkeys(names)}
 
 
 def _route(

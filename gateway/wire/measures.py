@@ -17,6 +17,7 @@ from msgspec import Raw
 from gateway.core.asked import Asked, Fact
 from gateway.core.endpoints import GENERATES, PAIRED
 from gateway.core.errors import RequestError
+from gateway.core.printable import shown
 from gateway.core.types import Endpoint
 from gateway.wire.content import has_content, scan
 from gateway.wire.fields import known_fields
@@ -101,7 +102,7 @@ class Measure:
         ]
         self._unknown = len(given)
         if given:
-            self.note("unknown", 1.0, _shown(given[0]))
+            self.note("unknown", 1.0, shown(given[0]))
 
     def note(self, row: str, value: float, path: str) -> None:
         """Note a fact."""
@@ -342,7 +343,3 @@ def _looks(endpoint: Endpoint) -> tuple[frozenset[str], dict[str, _Reader], froz
 
 
 _LOOKS: Final = {endpoint: _looks(endpoint) for endpoint in Endpoint}
-
-
-def _shown(name: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in name[:64])

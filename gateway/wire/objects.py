@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.core.errors import RequestError
+from gateway.core.printable import shown
 
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Raw])
 _OBJECTS: Final = msgspec.json.Decoder(list[dict[str, Raw]])
@@ -168,8 +169,7 @@ def _check_names(data: bytes, fields: dict[str, Raw], path: str) -> None:
 
 
 def _twice(name: str, path: str) -> RequestError:
-    shown = "".join(char if char.isprintable() else "?" for char in name[:64])
-    where = f"{path}.{shown}" if path else shown
+    where = f"{path}.{shown(name)}" if path else shown(name)
     return RequestError(
         f"`{where}` appears twice. Send it once.", param=where, code="duplicate_key"
     )
