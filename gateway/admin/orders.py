@@ -172,7 +172,8 @@ async def hold(desk: Desk, asked: Asked[DryRunQuery, PoolBody], *, lifts: bool) 
 
 async def get_remedies(desk: Desk, asked: Asked[ListQuery, Body]) -> Listing:
     """Answer which remedies are in force."""
-    return Listing(sorted(desk.orders.remedies().items()), lambda each: str(each[0]), _remedy)
+    remedies = desk.orders.supervisor.overrides.kept
+    return Listing(sorted(remedies.items()), lambda each: str(each[0]), _remedy)
 
 
 async def drop_remedies(desk: Desk, asked: Asked[DryRunQuery, DryRunBody]) -> DroppedTold:

@@ -22,7 +22,7 @@ async def backend(desk: Desk, names: Mapping[str, str]) -> Mapping[str, Any] | N
         return None
     supervisor = desk.orders.supervisor
     unit = supervisor.units.get(backend_id)
-    remedies = desk.orders.remedies().get(backend_id)
+    remedies = supervisor.overrides.kept.get(backend_id)
     orders = desk.adapters.memory.orders(backend_id)
     return {
         "drained": found.health.held is not None,

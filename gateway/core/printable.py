@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """Return text that has no control or invisible character; they are written as `\\x1b`."""
+    """Escape control characters: a hostile name must not steer a terminal, nor begin a line."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -6,7 +6,7 @@ and whether it would take out the last backend that serves its pool, which is re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -138,10 +138,6 @@ class Orders:
                 "not_supervised", _not_supervised(backend_id, "its log is not available here")
             )
         return await unit.launcher.log(max_bytes)
-
-    def remedies(self) -> Mapping[str, Override]:
-        """Return what remedies changed of configured command lines, by backend."""
-        return self.supervisor.overrides.kept
 
     def drop_remedies(self, backend_id: str, *, dry_run: bool) -> Override | None:
         """Take back what remedies changed of a backend's command line, from its next start on.

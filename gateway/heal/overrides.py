@@ -17,7 +17,6 @@ necessary may be gone by then, and a start that fails again finds its remedy aga
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -43,7 +42,6 @@ class Applied(msgspec.Struct, frozen=True):
     remedy: str
     at: float  # seconds since the epoch
     why: str
-    cause: str = ""
 
 
 class Override(msgspec.Struct, frozen=True):
@@ -99,20 +97,15 @@ class Overrides:
     """
 
     folder: Path
-    _kept: dict[str, Override] = field(default_factory=dict)
+    kept: dict[str, Override] = field(default_factory=dict)  # what is changed, by backend
 
     def __post_init__(self) -> None:
-        self._kept = read_state(self.folder / FILE, _FORMAT) or {}
-
-    @property
-    def kept(self) -> Mapping[str, Override]:
-        """What is changed, by backend."""
-        return self._kept
+        self.kept = read_state(self.folder / FILE, _FORMAT) or {}
 
     def of(self, backend_id: str, launch: LaunchConfig | None) -> Override:
         """Return what is changed of a backend's command line as it is configured now."""
         base = _digest(launch)
-        kept = self._kept.get(backend_id)
+        kept = self.kept.get(backend_id)
         return kept if kept is not None and kept.base == base else Override(base)
 
     def apply(self, backend_id: str, launch: LaunchConfig, cure: Cure, at: float) -> Override:
@@ -128,7 +121,7 @@ class Overrides:
             applied=applied,
             before=kept.before or kept,
         )
-        self._kept[backend_id] = override
+        self.kept[backend_id] = override
         self._save()
         return override
 
@@ -148,9 +141,9 @@ class Overrides:
 
     def began(self, backend_id: str, override: Override) -> None:
         """Note that a start was made with this, unless its remedies were dropped or changed meanwhile."""
-        kept = self._kept.get(backend_id)
+        kept = self.kept.get(backend_id)
         if kept is not None and kept != override and kept.applied == override.applied:
-            self._kept[backend_id] = override
+            self.kept[backend_id] = override
             self._save()
 
     def served(self, backend_id: str, launch: LaunchConfig | None) -> Override | None:
@@ -161,13 +154,13 @@ class Overrides:
             return self.drop(backend_id)
         if kept.before is None:
             return None
-        self._kept[backend_id] = had
+        self.kept[backend_id] = had
         self._save()
         return kept.beyond(had)
 
     def drop(self, backend_id: str) -> Override | None:
         """Take all changes of a backend back, for its next start; return what they were."""
-        gone = self._kept.pop(backend_id, None)
+        gone = self.kept.pop(backend_id, None)
         if gone is not None:
             self._save()
         return gone
@@ -181,17 +174,17 @@ class Overrides:
         }
         gone = {
             backend_id: kept
-            for backend_id, kept in self._kept.items()
+            for backend_id, kept in self.kept.items()
             if kept.base != bases.get(backend_id)
         }
         for backend_id in gone:
-            del self._kept[backend_id]
+            del self.kept[backend_id]
         if gone:
             self._save()
         return gone
 
     def _save(self) -> None:
-        write_state(self.folder / FILE, self._kept, "the remedies in force")
+        write_state(self.folder / FILE, self.kept, "the remedies in force")
 
 
 def in_force(config: Config) -> list[dict[str, object]]:

@@ -174,7 +174,7 @@ class Bodies:
         """Read a form up to its model. Where that stands behind the file, all of it is held, and needs room."""
         limits = config.limits
         upload = down.open_upload(limits.max_audio_body, config.timeouts.body)
-        size = min(upload.told_bytes or limits.max_audio_body, limits.all_bodies)
+        size = min(upload.content_length or limits.max_audio_body, limits.all_bodies)
         if size > SMALL_BODY_BYTES and not upload.is_at_hand():
             left_s = upload.left_s
             upload.pause()

@@ -222,11 +222,11 @@ class Measuring:
         able = self._able(ask)
         if not able or not stream.offer(await offers_of(stream.call)):
             return False, None
-        pieces, prompt = stream.pieces, stream.prompt
+        pieces, prompt = stream.trail.pieces, stream.prompt
         shown = await self._tokens_shown(settings, ask, stream, able)
         if shown is not None and prompt is None and stream.call.endpoint is Endpoint.MESSAGES:
             found = await settings.counters.prompt_ids(
-                stream.call, stream.prompt_tokens, ask.route, able
+                stream.call, stream.trail.teller.prompt_tokens, ask.route, able
             )
             if found is not None:
                 prompt = found.ids
@@ -238,8 +238,8 @@ class Measuring:
                 prompt = await settings.counters.read_ids(stream.call, ask.route, reader, salt)
             except OSError:
                 return False, reader
-        if stream.thinks and prompt:
-            stream.closes_with(await self._mark(settings, ask, prompt, able))
+        if stream.trail.thinks and prompt:
+            stream.trail.closes = await self._mark(settings, ask, prompt, able)
         return stream.ids_are(prompt or [], *(shown or ([], [])), pieces), None
 
     async def _mark(
@@ -253,7 +253,7 @@ class Measuring:
 
     async def find_rest_of_ids(self, settings: Settings, ask: Ask, stream: RecitedStream) -> None:
         """Ask for the token ids of what was shown by now; those of its prompt are known. Cancel: nothing is held."""
-        pieces = stream.pieces
+        pieces = stream.trail.pieces
         shown = await self._tokens_shown(settings, ask, stream, self._able(ask))
         stream.ids_are(stream.prompt or [], *(shown or ([], [])), pieces)
 
@@ -261,7 +261,7 @@ class Measuring:
         self, settings: Settings, ask: Ask, stream: RecitedStream, able: Sequence[Backend]
     ) -> Tokens | None:
         """Ask for the tokens of what was shown; None where nobody tells, or the last may have had more text."""
-        counters, text = settings.counters, "".join(stream.pieces)
+        counters, text = settings.counters, "".join(stream.trail.pieces)
         shown = await counters.tokens_of(text, ask.route, able)
         if shown is None:
             return None

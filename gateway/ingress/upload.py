@@ -34,8 +34,8 @@ class Upload:
     __slots__ = (
         "_closed", "_connection", "_ended", "_error", "_flow", "_fresh", "_held", "_left_s",
         "_limit_bytes", "_loop", "_passed_bytes", "_received_bytes", "_taking",
-        "_timeout_s", "_timer", "_content_length", "_transport", "_until", "_waiter", "form", "head_bytes",
-        "paused", "sent_on",
+        "_timeout_s", "_timer", "_transport", "_until", "_waiter", "content_length", "form",
+        "head_bytes", "paused", "sent_on",
     )  # fmt: skip
 
     def __init__(
@@ -58,7 +58,7 @@ class Upload:
         self.form = form
         self._flow = flow
         self._transport = transport
-        self._content_length = content_length
+        self.content_length = content_length
         self._limit_bytes = limit_bytes
         self._timeout_s = timeout_s
         self._loop = loop = asyncio.get_running_loop()
@@ -84,11 +84,6 @@ class Upload:
         """What this upload holds in memory, unsent bytes included, besides the head that was read."""
         unsent = 0 if self._connection is None else self._connection.unsent_bytes
         return len(self._held) + len(self._fresh) + self.form.held_bytes + unsent
-
-    @property
-    def told_bytes(self) -> int | None:
-        """How long its client said that it is; None for a body in chunks."""
-        return self._content_length
 
     @property
     def left_s(self) -> float:
@@ -138,7 +133,7 @@ class Upload:
         """How much of the body is still to be sent; None when the client did not tell."""
         if self._ended and self._error is None:
             return len(self._held) + len(self._fresh)
-        return None if self._content_length is None else self._content_length - self._passed_bytes
+        return None if self.content_length is None else self.content_length - self._passed_bytes
 
     def flow_into(self, connection: UploadConnection) -> bytes:
         """Return what is held; what comes from now on is sent to `connection`.
@@ -231,7 +226,7 @@ class Upload:
         self._fresh.clear()
         try:
             self.form.feed(data)
-            if self._ended or self._received_bytes == self._content_length:
+            if self._ended or self._received_bytes == self.content_length:
                 self.form.end()  # before the last bytes go on: the backend never sees it whole
         except GatewayError as error:
             self.fail(error)

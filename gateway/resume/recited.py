@@ -104,11 +104,6 @@ class RecitedStream(TrailedStream):
         return self.cut is not None and self.trail.reached() is None and self.barrier is None
 
     @property
-    def pieces(self) -> list[str]:
-        """The text that was shown, by its frames."""
-        return self.trail.pieces
-
-    @property
     def marks(self) -> tuple[str, ...]:
         """What a parser may have held back right behind the text that was shown.
 
@@ -119,11 +114,6 @@ class RecitedStream(TrailedStream):
         chosen = self.offers.get("tool_choice")
         parsed = chosen is not None and bytes(chosen) != b'"none"'
         return (_BEGINS_CALLS if parsed else ()) + (_ENDS_THOUGHT if self.trail.thinks else ())
-
-    @property
-    def thinks(self) -> bool:
-        """Whether what was shown is a thought: its prompt has to open one."""
-        return self.trail.thinks
 
     def rest(self, *, moved: bool = False) -> tuple[Call, Demand] | None:
         """See `TrailedStream`; the end that the last backend gave its text is none."""
@@ -147,11 +137,6 @@ class RecitedStream(TrailedStream):
         """Have the next backend's parser get the fields that told the prompt's template how much to reason."""
         self.offers = self.offers | fields
 
-    @property
-    def prompt_tokens(self) -> int | None:
-        """How many tokens its prompt has, as the first backend told; None: it did not."""
-        return self.trail.teller.prompt_tokens
-
     def ids_are(
         self,
         prompt: list[int],
@@ -163,19 +148,16 @@ class RecitedStream(TrailedStream):
 
         `pieces` are what was shown as the ids were asked for: the backend may have shown more since.
         """
-        hidden = self.thinks and (self.trail.closes is None or self._may_be_forced(len(reply)))
-        proven = not hidden and self.trail.ids_are(
-            prompt, reply, tokens, self.trail.pieces if pieces is None else pieces
+        trail = self.trail
+        hidden = trail.thinks and (trail.closes is None or self._may_be_forced(len(reply)))
+        proven = not hidden and trail.ids_are(
+            prompt, reply, tokens, trail.pieces if pieces is None else pieces
         )
         if proven:
             self.prompt = prompt
         else:
             self.barrier = Barrier.IDS
         return proven
-
-    def closes_with(self, token: int | None) -> None:
-        """Take note of the token that ends the thought that the prompt began; None: it began none."""
-        self.trail.closes = token
 
     def _may_be_forced(self, said_tokens: int) -> bool:
         """Whether an engine may have begun to write the end of the thinking, which has a budget.
@@ -213,8 +195,8 @@ class RecitedStream(TrailedStream):
         assert reached is not None
         self.cut = self.fault = None
         self.failed = self.ended = self._aborted = False
-        spent = Spent(len(reached.prompt), limit, limit if self.thinks else 0)
-        end = self.trail.teller.end("length", None, "".join(self.pieces), spent)
+        spent = Spent(len(reached.prompt), limit, limit if self.trail.thinks else 0)
+        end = self.trail.teller.end("length", None, "".join(self.trail.pieces), spent)
         out = self._unveiled(StreamWatch.feed(self, end))
         cached = None if self.began is None else self.began.cached_tokens
         self.usage = Usage(len(reached.prompt), limit, UsageSource.COUNTED, cached)

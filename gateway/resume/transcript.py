@@ -38,10 +38,10 @@ class Transcript:
         "_retells",
         "_said",
         "_shape",
-        "_tokens",
         "_unread",
         "lost",
         "proven",
+        "said_tokens",
         "shows",
         "strayed",
     )
@@ -55,7 +55,7 @@ class Transcript:
         self.strayed = False  # what another backend writes is no continuation
         self.lost = False  # it is too long, or holds what cannot be gone on with
         self._said = ""  # as far as it was read
-        self._tokens = 0
+        self.said_tokens = 0  # about how many, as far as it was read
         self._unread: list[bytes] = []
         self._bytes = 0
         self._first: dict[str, Any] = {}  # what the first backend's frames say of themselves
@@ -100,14 +100,9 @@ class Transcript:
                 self.lost = True
             elif shown.text:
                 said.append(shown.text)
-                self._tokens += 1
+                self.said_tokens += 1
         self._said = "".join(said)
         return not self.lost
-
-    @property
-    def said_tokens(self) -> int:
-        """About how many tokens were said, as far as it was read."""
-        return self._tokens
 
     @property
     def tail(self) -> str:
@@ -116,7 +111,9 @@ class Transcript:
 
     def reached(self) -> Reached | None:
         """Return from where another backend can go on; None where it cannot."""
-        return Reached([], [], text=self._said, text_tokens=self._tokens) if self.leads_on else None
+        if not self.leads_on:
+            return None
+        return Reached([], [], text=self._said, text_tokens=self.said_tokens)
 
     def go_back(self, reached: Reached, head: bytes) -> None:
         """Another backend goes on from there."""

@@ -39,7 +39,7 @@ def completed(call: Call, scan: BodyScan) -> Call:
     if ids is not None:
         field = "prompt" if call.endpoint is Endpoint.COMPLETIONS else "input"
         _check_ids(scan, field)
-        ids, ratio = _counted(scan.ids.get(field), ids, ratio)
+        ids, ratio = _counted(scan.tally.ids.get(field), ids, ratio)
     if text_bytes is not None:
         text_bytes += left_out + TOOLS_GROWTH * min(left_out, scan.size("tools"))
         if likely_bytes is not None:  # what is cut is mostly media, where there are any

@@ -24,7 +24,7 @@ import msgspec
 
 from gateway.core.errors import RequestError
 from gateway.wire.objects import MAX_DEPTH, not_utf8, too_deep
-from gateway.wire.tally import Ids, Tally
+from gateway.wire.tally import Tally
 
 MAX_SCALAR_BYTES: Final = 1024  # Python reads no integer of more than 4,300 digits
 
@@ -71,14 +71,14 @@ class BodyScan:
     """
 
     __slots__ = (
-        "_complete", "_copied", "_decoder", "_in_text", "_named", "_position", "_skim", "_stack", "_tally",
-        "_value_at", "body", "fields",
+        "_complete", "_copied", "_decoder", "_in_text", "_named", "_position", "_skim", "_stack",
+        "_value_at", "body", "fields", "tally",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.body = bytearray()
         self.fields: dict[str, tuple[int, int]] = {}
-        self._tally = Tally()
+        self.tally = Tally()
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._skim = bytearray()
         self._copied = 0  # up to here the body is in the skim, or was left out of it
@@ -146,16 +146,6 @@ class BodyScan:
         start, end = self.fields.get(field, (0, 0))
         return _name_of(bytes(self.body[start:end])) if start else None
 
-    @property
-    def ids(self) -> dict[str, Ids]:
-        """The token ids of each field that has a list of them."""
-        return self._tally.ids
-
-    @property
-    def values(self) -> int:
-        """How many values, names included, were seen."""
-        return self._tally.values
-
     # --- inside -------------------------------------------------------------------------------------
 
     def _token(self) -> bool:
@@ -184,7 +174,7 @@ class BodyScan:
         if kind == _SCALAR:
             self._scalar(start, end)
             return True
-        self._tally.add_values(1, len(self._stack))
+        self.tally.add_values(1, len(self._stack))
         if kind == _OPEN:
             self._open(start)
         else:
@@ -197,9 +187,9 @@ class BodyScan:
             raise _malformed(f"a number of more than {MAX_SCALAR_BYTES} digits at byte {start}")
         digits = self.body[start:end].lstrip(b"-")
         if digits.isdigit() and self._stack.endswith(b"["):
-            self._tally.add_integers(1, self._stack)
+            self.tally.add_integers(1, self._stack)
         else:
-            self._tally.add_values(1, len(self._stack))
+            self.tally.add_values(1, len(self._stack))
             self._value(start, end)
 
     def _nothing(self, position: int, end: int) -> bool:
@@ -212,7 +202,7 @@ class BodyScan:
         self._position = end
         if end == len(body):
             return False
-        self._tally.add_values(1, len(self._stack))
+        self.tally.add_values(1, len(self._stack))
         if body[end] == _QUOTE:
             self._in_text = end
             self._position = end + 1
@@ -242,8 +232,8 @@ class BodyScan:
         kept = LATE_TEXT_BYTES if is_late else KEPT_TEXT_BYTES
         if end - start <= kept + _ESCAPE_BYTES:
             pass
-        elif self._tally.stays_whole:
-            self._tally.add_whole(end - start)
+        elif self.tally.stays_whole:
+            self.tally.add_whole(end - start)
         else:
             found = _WHOLE_CHARS.match(body, start + 1, start + 1 + kept)
             assert found is not None
@@ -254,14 +244,14 @@ class BodyScan:
         if self._named or self._stack != b"{":
             self._value(start, end)
         else:  # names and values take turns
-            self._tally.field = _name_of(bytes(body[start:end]))
+            self.tally.field = _name_of(bytes(body[start:end]))
             self._named = True
 
     def _run_of_integers(self, start: int, end: int) -> None:
         """Take integers of a list, each with its comma; of many token ids the skim gets the first."""
         body = self.body
-        self._tally.add_integers(body.count(b",", start, end), self._stack)
-        if self._tally.may_hold_ids and end - start > _KEPT_INTEGERS_BYTES:
+        self.tally.add_integers(body.count(b",", start, end), self._stack)
+        if self.tally.may_hold_ids and end - start > _KEPT_INTEGERS_BYTES:
             self._leave_out(body.find(b",", start, end) + 1, end, b"")
 
     def _open(self, start: int) -> None:
@@ -269,11 +259,11 @@ class BodyScan:
         self._stack.append(bracket)
         depth = len(self._stack)
         if depth > MAX_DEPTH:
-            raise too_deep(self._tally.field)
+            raise too_deep(self.tally.field)
         if depth == 2:
             self._value_at = start
         if bracket == _LIST:
-            self._tally.open_list(depth)
+            self.tally.open_list(depth)
 
     def _close(self, end: int) -> None:
         stack = self._stack
@@ -287,9 +277,9 @@ class BodyScan:
         """Note the value of a top-level field."""
         if len(self._stack) != 1:
             return
-        if self._tally.field is not None:
-            self.fields[self._tally.field] = (start, end)
-        self._tally.field, self._named = None, False
+        if self.tally.field is not None:
+            self.fields[self.tally.field] = (start, end)
+        self.tally.field, self._named = None, False
 
     def _leave_out(self, start: int, end: int, instead: bytes) -> None:
         """Have the skim hold something else in place of a part of the body."""

@@ -87,7 +87,7 @@ def test_the_skim_is_the_body_cut_short_and_fields_are_where_they_are_said_to_be
     assert found.fields.keys() == value.keys()
     for name, (start, end) in found.fields.items():
         assert json.loads(body[start:end]) == value[name]
-    for name, ids in found.ids.items():
+    for name, ids in found.tally.ids.items():
         assert ids.own == sum(type(each) is int for each in value[name])
         lists = [each for each in value[name] if isinstance(each, list)]
         assert ids.inner == [sum(type(each) is int for each in one) for one in lists]
@@ -98,10 +98,10 @@ def test_the_skim_is_the_body_cut_short_and_fields_are_where_they_are_said_to_be
 def test_it_makes_no_difference_how_a_body_comes(value, indent, sizes):
     body = written(value, indent, ascii_only=False)
     whole, parts = scanned(body, [len(body)]), scanned(body, sizes)
-    assert (parts.fields, parts.values, parts.ids) == (
+    assert (parts.fields, parts.tally.values, parts.tally.ids) == (
         whole.fields,
-        whole.values,
-        whole.ids,
+        whole.tally.values,
+        whole.tally.ids,
     )
     assert uncut(json.loads(parts.skim()), json.loads(body))
 

@@ -148,7 +148,7 @@ def test_what_comes_meanwhile_has_it_wait_until_that_is_known_too(path, is_read)
 
     def meanwhile():
         scene.comes()
-        assert not is_read or scene.watch.pieces
+        assert not is_read or scene.watch.trail.pieces
 
     scene.meanwhile = meanwhile
     scene.ticks()

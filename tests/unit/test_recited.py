@@ -142,7 +142,7 @@ def test_several_pieces_in_one_read_are_kept_as_one_by_one(pieces, data):
             assert several.feed(b"".join(now)) == b"".join(now)
         for each in now:
             one_by_one.feed(each)
-    assert several.pieces == one_by_one.pieces == pieces
+    assert several.trail.pieces == one_by_one.trail.pieces == pieces
     assert several.events == one_by_one.events
 
 
@@ -166,7 +166,7 @@ def test_a_stream_that_another_goes_on_with_is_as_if_nothing_had_happened(pieces
     chunk = data.draw(st.integers(1, 400))
     for start in range(0, len(first), chunk):
         out += watch.feed(first[start : start + chunk])
-    shown = watch.pieces
+    shown = watch.trail.pieces
     assert watch.broken(FAULT) == b""
     assert watch.wants_ids
     said = list(range(70, 70 + len(shown)))
@@ -210,7 +210,7 @@ def test_a_long_stream_goes_on_where_it_was(path):
     watch = watch_of(path, limit=1000)
     out = b"".join(watch.feed(each) for each in (opening, *frames[:500]) if each)
     assert watch.broken(FAULT) == b""
-    assert watch.pieces == pieces[:500]
+    assert watch.trail.pieces == pieces[:500]
     said = list(range(70, 570))
     watch.ids_are(prompt, said, [byte_level(text) for text in pieces[:500]])
     assert watch.rest() is not None
@@ -272,7 +272,7 @@ def test_a_tool_call_of_who_goes_on_is_as_if_nothing_had_happened(pieces, argume
     before, call_frames, prompt = written_with_a_call(path, pieces, arguments)
     first = b"".join(before[: data.draw(st.integers(2, len(before)))])
     watch = watch_of(path)
-    out, shown = watch.feed(first), watch.pieces
+    out, shown = watch.feed(first), watch.trail.pieces
     assert watch.broken(FAULT) == b""
     watch.offer(OFFERED)
     said = list(range(70, 70 + len(shown)))
@@ -503,7 +503,7 @@ def test_with_stop_strings_a_stream_goes_on_more_than_once(data, path):
         told += b"".join(watch.feed(frame(each or None, [5])) for each in more)
         assume(ends[begun] + len("".join(more)) >= len(shown))  # else it is still said again
         shown = text[: ends[begun] + len("".join(more))]
-        assert "".join(watch.pieces) == shown
+        assert "".join(watch.trail.pieces) == shown
         left -= 1
         if left:
             assert watch.broken(FAULT) == b""
@@ -607,7 +607,7 @@ def test_what_is_too_long_to_be_kept_is_forgotten(path):
         watch.feed(again)
     assert b"it is gone" in watch.broken(FAULT)
     assert watch.barrier is Barrier.REPLY
-    assert watch.pieces == []
+    assert watch.trail.pieces == []
 
 
 def with_long_end(chars):
@@ -839,7 +839,7 @@ def test_nothing_passes_behind_an_abort_or_an_error(path):
         chunk = b"%x\r\n%b\r\n" % (len(more), more)
         assert watch.by_sight(chunk) is None
         assert watch.feed(more) == b""
-        assert watch.pieces == ["On", "ce"]
+        assert watch.trail.pieces == ["On", "ce"]
 
 
 class Asker:

@@ -88,8 +88,8 @@ def cut(words=(" so", " la"), **more):
 
 def known(watch, prompt, words=(" so", " la")):
     """Tell the ids, and return whether somebody may go on."""
-    if watch.thinks:
-        watch.closes_with(8)
+    if watch.trail.thinks:
+        watch.trail.closes = 8
     ids = list(range(70, 70 + len(words)))
     return watch.ids_are(prompt, ids, list(map(byte_level, words)))
 

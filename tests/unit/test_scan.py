@@ -78,8 +78,8 @@ def test_one_step_is_little_work_whatever_comes():
         found.feed(within(unit * 20_000))
         steps, before = 0, 0
         while found.step():
-            assert found.values - before <= 2000
-            steps, before = steps + 1, found.values
+            assert found.tally.values - before <= 2000
+            steps, before = steps + 1, found.tally.values
         assert steps > 0
     found = BodyScan()
     found.feed(within(b'"' + b"\\n" * (1 << 20) + b'"'))
@@ -169,12 +169,12 @@ def test_lists_of_integers_are_counted_and_cut():
     ids = list(range(100_000))
     body = json.dumps({"model": "m", "prompt": ids}).encode()
     found = scanned(body)
-    assert found.ids["prompt"].own == 100_000
+    assert found.tally.ids["prompt"].own == 100_000
     assert len(found.skim()) < 2000
     assert all(type(each) is int for each in json.loads(found.skim())["prompt"])
     found = scanned(json.dumps({"prompt": [ids[:5], ids[:70_000], [], [7]]}).encode())
-    assert found.ids["prompt"].inner == [5, 70_000, 0, 1]
-    assert found.ids["prompt"].own == 0
+    assert found.tally.ids["prompt"].inner == [5, 70_000, 0, 1]
+    assert found.tally.ids["prompt"].own == 0
     assert scanned(json.dumps({"prompt": [*ids[:9], 1.5, *ids]}).encode()).skim().count(b"1.5") == 1
 
 
@@ -232,7 +232,7 @@ def test_integers_that_are_no_token_ids_are_values_and_stay():
     ids = list(range(5000))
     found = scanned(json.dumps({"model": "m", "stop_token_ids": ids}).encode())
     assert json.loads(found.skim())["stop_token_ids"] == ids
-    assert found.values > 5000
+    assert found.tally.values > 5000
 
 
 @pytest.mark.parametrize("before", [65_530, 65_534, 65_535, 65_536])
