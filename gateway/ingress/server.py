@@ -22,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import httptools
 
@@ -34,18 +34,11 @@ from gateway.ingress.downstream import Downstream
 from gateway.ingress.early import last_reply, too_many_connections
 from gateway.ingress.plain import NO_BODY, PlainRequest, Takes
 from gateway.ingress.reader import ClientLimits, RequestReader
+from gateway.store.replicas import Told
 from gateway.wire.calls import ENDPOINTS, EndpointSpec
 
 # One read may bring thousands of tiny requests; each costs about 2 KiB until its turn.
 _MOST_AHEAD: Final = 64
-
-
-class Fellow(Protocol):
-    """Another worker, as it tells of itself."""
-
-    @property
-    def connections(self) -> int:
-        """How many clients' connections it has."""
 
 
 @dataclass(slots=True)
@@ -84,7 +77,7 @@ class Ingress:
         for connection in self.connections.all():
             connection.close_behind_reply()
 
-    def even_out(self, fellows: Sequence[Fellow]) -> None:
+    def even_out(self, fellows: Sequence[Told]) -> None:
         """Give connections away, if the other workers have far fewer; called once a second, when they tell."""
         if not self.leaving:
             others = [each.connections for each in fellows]

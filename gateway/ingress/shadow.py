@@ -12,14 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import structs
 
 from gateway.admission.gate import Gate
+from gateway.admission.waiting import Finder
 from gateway.config.parameters import PrefixCache
 from gateway.core import aio
 from gateway.core.aio import Clock
@@ -55,13 +55,6 @@ class _Ended(Enum):
     REJECTED = "rejected"  # 4xx
     FAILED = "failed"
     DROPPED = "dropped"  # it was not sent, or cancelled
-
-
-class Finder(Protocol):
-    """Who knows a backend with room; `routing.choice.Chooser`."""
-
-    def find(self, ask: Ask, now: float, barred: AbstractSet[str]) -> Backend | None:
-        """Return the best that may take a request now and is not barred."""
 
 
 @dataclass(slots=True)

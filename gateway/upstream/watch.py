@@ -1,14 +1,15 @@
-"""What inspects a body while it is relayed."""
+"""What inspects a body while it is relayed: `StreamWatch` that of a stream, `PlainWatch` any other."""
 
 from __future__ import annotations
 
 import re
-from typing import Final, Protocol
+from typing import Final
 
 from gateway.core.errors import ReplyTooLarge
 from gateway.core.types import Dialect, Usage
 from gateway.wire.frames import json_aborted, json_usage
 from gateway.wire.replies import Fault
+from gateway.wire.sse import StreamWatch
 
 _WITH_CHOICES: Final = (Dialect.CHAT, Dialect.COMPLETIONS)
 _REASON_BYTES: Final = 32  # what two reads may share of `"finish_reason": "abort"`
@@ -17,52 +18,6 @@ _LAST_WORD: Final = {
     Dialect.MESSAGES: re.compile(rb'"stop_reason":\s*"?(\w+)'),
 }
 _BAD_WORDS: Final = (b"cancelled", b"failed", b"null")
-
-
-class Watch(Protocol):
-    """Inspects a body: `wire.sse.StreamWatch` that of a stream, `PlainWatch` any other."""
-
-    began: Usage | None  # what the backend told of the prompt, when only that is known
-    complete: bool
-    cut: Fault | None  # why it broke off, if the client got no error and another backend may go on
-    excess: ReplyTooLarge | None  # why no more of it is passed on
-    failed: bool
-    fault: Fault | None
-    events: int
-
-    @property
-    def answering(self) -> bool:
-        """Whether its engine has begun a reply, though it may have shown nothing of it."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing may follow any more."""
-
-    @property
-    def between_frames(self) -> bool:
-        """Whether a comment may be written now."""
-
-    @property
-    def usage(self) -> Usage | None:
-        """Tokens, once the backend told them."""
-
-    def by_sight(self, data: bytes) -> bytes | None:
-        """Return what the client gets of a read that only holds more events, framing included, and count them.
-
-        None: feed what the chunks hold.
-        """
-
-    def feed(self, data: bytes) -> bytes:
-        """Take what came; return what may be sent on."""
-
-    def close(self) -> bytes:
-        """The backend ended cleanly; return the rest."""
-
-    def ends_here(self) -> None:
-        """Have it end where it breaks off: no other backend goes on."""
-
-    def broken(self, fault: Fault) -> bytes:
-        """The stream breaks off; return an ending that says why, empty if none can be written."""
 
 
 def is_comment(data: bytes) -> bool:
@@ -136,3 +91,6 @@ class PlainWatch:
     def broken(self, fault: Fault) -> bytes:
         """A cut body has no ending that could say so."""
         return b""
+
+
+Watch = StreamWatch | PlainWatch
