@@ -36,7 +36,7 @@ facts add up to. The first line that applies wins:
     CORDONED, DRAINING --RESUME--> what the facts, or the supervisor, say by then
 
 Forbidden: out of STOPPED; back to STARTING, save by a restart or by resuming a backend that never
-started; into or out of CORDONED and DRAINING by observation. `ALLOWED` is the table.
+started; into or out of CORDONED and DRAINING by observation.
 
 What fails in requests is soft evidence, for the server lives: `pools.attribution` says which endings count,
 and `pools.ejection` whether a pool can do without the backend. One that it cannot spare is DEGRADED only.
@@ -51,7 +51,6 @@ one has lost the adapters loaded at run time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import Enum
 from typing import Final, assert_never
 
@@ -75,26 +74,6 @@ from gateway.pools.ejection import ejected, told
 from gateway.pools.facts import Accused, HealthState, Policy, Tending
 from gateway.pools.progress import Listened, Progress, listened, moved, scraped
 from gateway.pools.unanswered import in_words
-
-_BY_OBSERVATION: Final = {
-    Phase.STARTING: frozenset({Phase.READY, Phase.DEGRADED, Phase.DOWN}),
-    Phase.READY: frozenset({Phase.DEGRADED, Phase.DOWN}),
-    Phase.DEGRADED: frozenset({Phase.READY, Phase.DOWN}),
-    Phase.DOWN: frozenset({Phase.READY, Phase.DEGRADED}),
-}
-_BY_FACTS: Final = frozenset(_BY_OBSERVATION)
-_BY_ORDER: Final = frozenset({Phase.CORDONED, Phase.DRAINING, Phase.STOPPED})
-_BY_SUPERVISOR: Final = frozenset({Phase.DRAINING, Phase.STARTING, Phase.DOWN})
-
-ALLOWED: Final[Mapping[Phase, frozenset[Phase]]] = {
-    **{
-        phase: (after | _BY_ORDER | _BY_SUPERVISOR) - {phase}
-        for phase, after in _BY_OBSERVATION.items()
-    },
-    Phase.CORDONED: _BY_FACTS | _BY_ORDER - {Phase.CORDONED},
-    Phase.DRAINING: _BY_FACTS | _BY_ORDER - {Phase.DRAINING},
-    Phase.STOPPED: frozenset(),
-}
 
 
 class Order(Enum):
