@@ -36,9 +36,6 @@ class FailedKeys:
         self._on_failure = on_failure
         self._buckets: OrderedDict[str | None, tuple[float, float]] = OrderedDict()  # level, when
 
-    def __len__(self) -> int:
-        return len(self._buckets)
-
     def judge(self, error: AccessError, host: str | None) -> AccessError | TooManyFailedKeys:
         """Count a failure of an address (None: a UNIX socket); return what its client is told.
 

@@ -181,9 +181,6 @@ class Decisions:
         self._most = most
         self._kept: OrderedDict[str, Decision] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
     def __iter__(self) -> Iterator[Decision]:
         """Go through them, the newest first."""
         return reversed(self._kept.values())

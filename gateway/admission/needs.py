@@ -36,10 +36,6 @@ class Outputs:
         self._most = most
         self._means: OrderedDict[tuple[str, str | None], _Mean] = OrderedDict()
 
-    def __len__(self) -> int:
-        """Return how many means are kept."""
-        return len(self._means)
-
     def expect(self, model: str, key: str, max_new_tokens: int | None = None) -> int:
         """Return the expected output in tokens, never more than `max_new_tokens`."""
         means = self._means

@@ -107,9 +107,6 @@ class FairQueue:
         """Go through what waits, in order of arrival; do not change the queue meanwhile."""
         return iter(self._waiting.values())
 
-    def __contains__(self, waiting: Waiting) -> bool:
-        return self._waiting.get(waiting.number) is waiting
-
     def offer(self, waiting: Waiting) -> None:
         """Queue a new request. Ask `full` before, but for one that is to be taken or removed at once."""
         waiting.number = self._next_number

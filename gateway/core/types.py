@@ -196,7 +196,6 @@ class LoadSample:
     preemptions: float = 0.0
     asleep: bool = False
     running_adapters: tuple[str, ...] = ()
-    max_loras: int | None = None  # adapters that run at a time; None: no request for one ran yet
     steps: float = 0.0  # sum of what every step may move, of those that make no token too
     generation_tokens: float = 0.0
     engines: tuple[int, ...] = ()  # requests of each, where a server has several from rank 0 on
@@ -355,11 +354,6 @@ class Slot(msgspec.Struct, gc=False):
     _give_back: Callable[[Slot], None] | None = None
     sent: SentPrompt | None = None  # its prompt's beginning, if what the backend holds is known
     adapter: str | None = None
-
-    @property
-    def rank(self) -> int | None:
-        """The engine that is to take the request, where a server has several."""
-        return None if self.sent is None else self.sent.rank
 
     def held_from(self, give_back: Callable[[Slot], None] | None) -> bool:
         """Whether `give_back` is where it goes back to, and it was not given back yet."""

@@ -118,9 +118,9 @@ def _lines(whole: str) -> Iterator[Line]:
         yield _parsed(raw, first + at, forms)
 
 
-def parse(given: str, number: int = 1) -> Line:
+def parse(given: str) -> Line:
     """Take the prefixes of known forms off one line."""
-    return _parsed(_raw(given), number, ())
+    return _parsed(_raw(given), 1, ())
 
 
 def _raw(given: str) -> str:

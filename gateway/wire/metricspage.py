@@ -92,7 +92,6 @@ def parse_metrics(body: bytes, now: float) -> LoadSample | None:
                     engines[rank] = engines.get(rank, 0) + int(value)
     if "num_requests_running" not in sums:
         return None
-    lora = _labels(adapters)
     return LoadSample(
         at=now,
         running=int(sums["num_requests_running"]),
@@ -102,8 +101,7 @@ def parse_metrics(body: bytes, now: float) -> LoadSample | None:
         progress=sum(sums.get(name, 0.0) for name in _PROGRESS),
         preemptions=sums.get("num_preemptions_total", 0.0),
         asleep=asleep,
-        running_adapters=_names(lora.get(b"running_lora_adapters", b"")),
-        max_loras=_count(lora.get(b"max_lora")),
+        running_adapters=_names(_labels(adapters).get(b"running_lora_adapters", b"")),
         steps=sum(sums.get(name, 0.0) for name in _STEPS) + max(adapters_at, 0.0),
         generation_tokens=sums.get("generation_tokens_total", 0.0),
         engines=_by_rank(engines),

@@ -37,18 +37,10 @@ class Row:
     name: str
     rule: Rule
     why: str
-    most: int | None = None  # of MAX: the default
+    most: int | None = None  # of MAX, unless a setting says otherwise
     fields: tuple[str, ...] = ()  # the name itself, if none
     endpoints: frozenset[Endpoint] = frozenset()  # all, if none
     advisory: str = ""
-
-    @property
-    def default(self) -> str:
-        """What happens unless a setting says otherwise."""
-        return f"at most {self.most}" if self.rule is Rule.MAX else _DEFAULTS[self.rule]
-
-
-_DEFAULTS: Final = {Rule.DENY: "refused", Rule.FIXED: "refused", Rule.CHOICE: "see why"}
 
 
 _ROWS: Final = (

@@ -130,13 +130,13 @@ def test_a_reload_keeps_what_is_known_of_the_engines_and_a_lone_server_learns_of
     configure(backend, pool, pool.backends[0], None)
     assert backend.prefix_index is held
     slot = backend.take(1.0, Need(1000, 10, streams=True), prefix=prompt(1))
-    assert slot.rank == 0
+    assert slot.sent.rank == 0
     backend.taken_back(slot)
     assert held.tokens(prompt(1)) == 0  # nobody saw it read
     slot = backend.take(1.0, Need(1000, 10, streams=True), prefix=prompt(2))
-    assert slot.rank == 0  # it has nothing else to do
+    assert slot.sent.rank == 0  # it has nothing else to do
     backend.first_token(slot, 2.0)
-    assert backend.take(2.0, Need(1000, 10, streams=True), prefix=prompt(2)).rank == 0
+    assert backend.take(2.0, Need(1000, 10, streams=True), prefix=prompt(2)).sent.rank == 0
     off = PoolConfig.model_validate({"backends": ["http://h:1"], "prefix": "off"})
     configure(backend, off, off.backends[0], None)
     backend.scraped(LoadSample(2.0, 0, 0, 0.0, engines=(0, 0)))
