@@ -44,7 +44,7 @@ from gateway.limiting.rules import header_lines as header_lines_of
 from gateway.resume.stream import TrailedStream
 from gateway.upstream.engineids import is_of_another
 from gateway.upstream.reading import is_encoded
-from gateway.upstream.reply import JSON_LINE, Reply
+from gateway.upstream.reply import EVENT_STREAM, JSON_LINE, Reply
 from gateway.upstream.watch import PlainWatch, Watch
 from gateway.wire.frames import ANY, json_usage, whole_answer, whole_event_answer
 from gateway.wire.objects import decode_or_none
@@ -78,7 +78,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
 
 _OTHER_CODE: Final = "invalid_request"  # stands in the log for one that the backend made up
 # Headers as vLLM sends them nearly always.
-_USUAL: Final = frozenset({b"", b"application/json", b"text/event-stream; charset=utf-8"})
+_USUAL: Final = frozenset({b"", b"application/json", EVENT_STREAM})
 # What a body may be: vLLM's replies, transcripts, and bytes of embeddings or sound.
 _MEDIA: Final = re.compile(
     rb"application/(?:[\w.-]+\+)?json|application/(?:octet-stream|x-subrip)"

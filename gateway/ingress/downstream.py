@@ -29,7 +29,7 @@ from gateway.ingress.upload import Upload
 from gateway.pools.losses import Fingerprint
 from gateway.resume.stream import TrailedStream
 from gateway.upstream.relay import Relay
-from gateway.upstream.reply import Reply
+from gateway.upstream.reply import EVENT_STREAM, Reply
 from gateway.wire.calls import EndpointSpec
 from gateway.wire.chunks import framed
 from gateway.wire.forms import FormReader
@@ -47,9 +47,7 @@ _EVENT_STREAM_HEADERS: Final = b"cache-control: no-cache, no-transform\r\nx-acce
 
 
 # The head that a stream gets before any backend was asked.
-_WAITING_STREAM: Final = Reply(
-    200, {b"content-type": b"text/event-stream; charset=utf-8"}, b"", None
-)
+_WAITING_STREAM: Final = Reply(200, {b"content-type": EVENT_STREAM}, b"", None)
 
 
 class Downstream:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
 
 from msgspec import structs
 
@@ -27,13 +26,12 @@ from gateway.resume.rules import may_go_on, may_recite, may_trail
 from gateway.resume.stream import TrailedStream
 from gateway.resume.whole import as_stream
 from gateway.upstream.relay import Relay
-from gateway.upstream.reply import Reply
+from gateway.upstream.reply import JSON_LINE, Reply
 from gateway.upstream.watch import Watch
 from gateway.wire.large import fields_at_hand
 
 # Looked up once: 0.15 us before Python 3.12.
 _EXACT, _TEXT, _OFF, _OK = Resume.EXACT, Resume.TEXT, Resume.OFF, Outcome.OK
-_JSON: Final = b"content-type: application/json\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +161,7 @@ class Passing:
         record.status, record.outcome = reply.status, _OK
         if whole is not None:
             down.extra_headers = own_headers(record, self.clock.now())
-            down.respond(200, _JSON, whole)
+            down.respond(200, JSON_LINE, whole)
             record.first_byte_at = down.started_at
 
     def ends(self, down: Downstream, record: RequestRecord) -> bool:
