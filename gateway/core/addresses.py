@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 
 UNIX: Final = "unix"  # a peer on a UNIX socket, which has no address
@@ -27,16 +27,19 @@ def client_network(host: str | None) -> str | None:
 
 def within(host: str | None, networks: tuple[str, ...]) -> bool:
     """Whether an address is in one of these networks; None, a UNIX socket, is in none."""
-    known = None if host is None else _address(host)
-    if known is None:
-        return False
-    address = ipaddress.ip_address(known)
-    return any(address in network for network in _networks(networks))
+    return host is not None and _is_in(host, _networks(networks))
 
 
 @lru_cache(maxsize=1024)
 def _networks(texts: tuple[str, ...]) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
     return [ipaddress.ip_network(each) for each in texts]
+
+
+def _is_in(text: str, networks: Iterable[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
+    if (known := _address(text)) is None:
+        return False
+    address = ipaddress.ip_address(known)
+    return any(address in network for network in networks)
 
 
 class Proxies:
@@ -48,7 +51,7 @@ class Proxies:
         self._unix = UNIX in trusted
         self._networks = [ipaddress.ip_network(each) for each in trusted if each != UNIX]
         # An address is parsed for 4 us, and clients come again.
-        self._known = lru_cache(_KNOWN)(self._trusts)
+        self._known = lru_cache(_KNOWN)(partial(_is_in, networks=self._networks))
 
     def client_of(
         self, peer: str | None, headers: Iterable[tuple[bytes, bytes]] | None
@@ -76,12 +79,6 @@ class Proxies:
         if peer is None:
             return self._unix
         return self._known(peer) if self._networks else False
-
-    def _trusts(self, peer: str) -> bool:
-        if (known := _address(peer)) is None:
-            return False
-        address = ipaddress.ip_address(known)
-        return any(address in network for network in self._networks)
 
 
 def _address(text: str) -> str | None:
