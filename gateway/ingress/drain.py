@@ -112,14 +112,10 @@ async def _ended(live: set[Downstream], patience_s: float, *unless: asyncio.Task
         if left_s <= 0 or any(task.done() for task in unless):
             return
         # One task waits for them all: to look at each whenever one ends would be quadratic.
-        everyone = loop.create_task(_all(tasks), name="requests in progress")
+        everyone = loop.create_task(asyncio.wait(tasks), name="requests in progress")
         try:
             await asyncio.wait(
                 [everyone, *unless], timeout=left_s, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
             everyone.cancel()
-
-
-async def _all(tasks: list[asyncio.Task[None]]) -> None:
-    await asyncio.wait(tasks)

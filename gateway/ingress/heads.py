@@ -141,15 +141,7 @@ def trace_parent(headers: Collection[tuple[bytes, bytes]]) -> Parent | None:
 
 def trace_state_line(headers: Collection[tuple[bytes, bytes]]) -> bytes:
     """Return the header line that carries what others keep of a trace; none for an invalid one."""
-    return _state_line(b",".join([value for name, value in headers if name == b"tracestate"]))
-
-
-def _parent(headers: Collection[tuple[bytes, bytes]]) -> bytes | None:
-    parents = [value for name, value in headers if name == b"traceparent"]
-    return parents[0] if len(parents) == 1 and _PARENT.fullmatch(parents[0]) else None
-
-
-def _state_line(state: bytes) -> bytes:
+    state = b",".join([value for name, value in headers if name == b"tracestate"])
     members = [member.strip(b" \t") for member in state.split(b",")]
     valid = (
         len(state) <= _MAX_STATE_BYTES
@@ -157,3 +149,8 @@ def _state_line(state: bytes) -> bytes:
         and all(_MEMBER.fullmatch(member) for member in members)
     )
     return b"tracestate: %b\r\n" % state if valid else b""
+
+
+def _parent(headers: Collection[tuple[bytes, bytes]]) -> bytes | None:
+    parents = [value for name, value in headers if name == b"traceparent"]
+    return parents[0] if len(parents) == 1 and _PARENT.fullmatch(parents[0]) else None

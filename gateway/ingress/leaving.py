@@ -163,9 +163,7 @@ def _completes(backend: Backend) -> bool:
 
 def taken_ahead(ask: Ask) -> Slot | None:
     """Return the place that was taken for the rest of a stream; it is the caller's now."""
-    place = ask.place
-    if place is not None:
-        ask.place = None
+    place, ask.place = ask.place, None
     return place
 
 

@@ -32,7 +32,7 @@ from gateway.limiting.standing import Standing, standing
 from gateway.pools.table import PoolTable
 from gateway.routing.catalog import Entry, status
 from gateway.wire.objects import fields_of
-from gateway.wire.replies import model_entry, model_list
+from gateway.wire.replies import model_entry
 
 _RETRY_S: Final = 3.0
 # How a server answers that has no such endpoint; see `watch.fetch.FetchError`.
@@ -87,9 +87,8 @@ def public_app(
     async def models(request: Request) -> Response:
         asking = caller(request)
         visible = handler.catalog().visible(asking)
-        return JSONResponse(
-            model_list([described(name, entry, asking) for name, entry in visible.items()])
-        )
+        data = [described(name, entry, asking) for name, entry in visible.items()]
+        return JSONResponse({"object": "list", "data": data})
 
     async def model(request: Request) -> Response:
         name = request.path_params["name"]

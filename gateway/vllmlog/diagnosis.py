@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -132,7 +131,8 @@ def _while_starting(start: Start, end: int) -> Diagnosis | None:
     late = [at for at in raised if at > start.progress]
     uncaught = [at for at in late if start.raised[at].uncaught]
     ended = bool(raised) and (proven or bool(uncaught) or _ends_with(start, late, end))
-    placed = next(filter(partial(_placed, start), late or raised), None) if ended else None
+    places = (at for at in late or raised if place_of(start.raised[at]) is not None)
+    placed = next(places, None) if ended else None
     if causes and not (placed is not None and _better_placed(start, placed, causes[0])):
         return told(*causes[0], When.STARTUP, found)
     if ended:
@@ -145,10 +145,6 @@ def _while_starting(start: Start, end: int) -> Diagnosis | None:
     if logged and _ends_with(start, logged[-1:], end):
         return endings.unknown_error(start, logged[0], When.STARTUP)
     return hangs.wait_at_start(start) if end == len(start.lines) and not raised else None
-
-
-def _placed(start: Start, at: int) -> bool:
-    return place_of(start.raised[at]) is not None
 
 
 def _better_placed(start: Start, at: int, match: Match) -> bool:

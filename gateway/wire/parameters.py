@@ -42,7 +42,10 @@ def effective(layers: Sequence[tuple[str, Overrides]]) -> Policy:
     """Return the table under overrides, the widest first; each with the path of its setting."""
     where = layers[-1][0] if layers else "parameters"
     rulings = {
-        row.name: Ruling(_default(row), _setting(row, where))
+        row.name: Ruling(
+            float(row.most or 0),
+            f"{where}.allow" if row.rule is Rule.DENY else f"{where}.max.{row.name}",
+        )
         for row in TABLE.values()
         if row.rule in (Rule.DENY, Rule.MAX)
     }
@@ -66,14 +69,6 @@ def effective(layers: Sequence[tuple[str, Overrides]]) -> Policy:
         if said.unknown_fields is not None:
             unknown = (said.unknown_fields, f"{path}.unknown_fields")
     return Policy(rulings, denied, media, unknown)
-
-
-def _default(row: Row) -> float:
-    return 0.0 if row.most is None else float(row.most)
-
-
-def _setting(row: Row, where: str) -> str:
-    return f"{where}.allow" if row.rule is Rule.DENY else f"{where}.max.{row.name}"
 
 
 # --- the judgement --------------------------------------------------------------------------------

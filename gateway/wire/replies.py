@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -343,8 +342,3 @@ def model_entry(
         for key in ("max_model_len", "context_length", "context_window", "max_context_length"):
             entry[key] = window_tokens
     return entry
-
-
-def model_list(entries: Sequence[dict[str, object]]) -> dict[str, object]:
-    """Wrap entries as `GET /v1/models` answers them."""
-    return {"object": "list", "data": list(entries)}

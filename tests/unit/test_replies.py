@@ -24,7 +24,6 @@ from gateway.wire.replies import (
     error_body,
     error_headers,
     model_entry,
-    model_list,
     normalise_upstream_error,
 )
 
@@ -361,4 +360,3 @@ def test_an_unknown_window_is_not_told():
     )
     assert (entry["parent"], entry["root"], entry["status"]) == ("p", "r", "unavailable")
     assert "max_model_len" not in entry
-    assert model_list([entry]) == {"object": "list", "data": [entry]}
