@@ -47,15 +47,16 @@ _TEXTS: Final[dict[str, msgspec.json.Decoder[Any]]] = {
 
 
 class MessageTeller:
-    """Tells a message that has one text, or a thought and then a text, and then tool calls.
+    """Knows how far a message has come that has one text, or a thought and then a text, and then tool calls.
 
-    Nobody can go on behind a thought of the first backend's that has ended: see `resume.reasoning`.
+    It tells more of it. `text` is always all of the text that was shown since the last tool call began, or the
+    thought ended. Nobody can go on behind a thought of the first backend's that has ended: see `resume.reasoning`.
     """
 
-    counts_thoughts = False
+    counts_thoughts = False  # its end tells how many tokens were thought: there was a thought
 
     def __init__(self) -> None:
-        self.prompt_tokens: int | None = None
+        self.prompt_tokens: int | None = None  # as the first backend told; None: it did not
         self._usage: dict[str, Any] = {}
         self._id = ""  # of the message
         self._block = ""  # the type of the block that is open
@@ -64,32 +65,36 @@ class MessageTeller:
 
     @property
     def begun(self) -> bool:
-        """See `Teller`."""
+        """Whether the client knows the id of the reply."""
         return self.prompt_tokens is not None
 
     @property
     def thinks(self) -> bool:
-        """See `Teller`."""
+        """Whether what is shown is a thought, no answer."""
         return self._block == "thinking"
 
     @property
     def may_think(self) -> bool:
-        """See `Teller`."""
+        """Whether what follows may be a thought."""
         return self.thinks or (not self._block and self._index == 0)
 
     @property
     def repeats_text(self) -> bool:
-        """Text behind a tool call waits for the end of its block."""
+        """Whether events still to come have all of the text: behind a tool call it waits for the end of its block."""
         return self._block == "tool_use"
 
     def texts(self, frames: bytes) -> list[str] | None:
-        """See `Teller`."""
+        """Take note of frames that show nothing but more text, and return it; None: `take` them one by one."""
         decoder = _TEXTS.get(self._block)
         events = None if decoder is None else all_at_once(frames, MESSAGE_TEXT, decoder)
         return None if events is None else [each.delta.text for each in events]
 
     def take(self, event: Event) -> str:
-        """See `Teller`."""
+        """Take note of an event of the first backend; return what text it shows.
+
+        Raises:
+            Strange: nobody can go on behind it.
+        """
         match event.type:
             case "message_start":
                 self._begin(event.message)
@@ -119,11 +124,11 @@ class MessageTeller:
         self.prompt_tokens = sum(counts)
 
     def more(self, text: str) -> bytes:
-        """See `Teller`."""
+        """Return the events that show more text."""
         return b"" if self._block == "tool_use" else self._shown(text)
 
     def thought(self, text: str) -> bytes:
-        """See `Teller`."""
+        """Return the events that show more of a thought."""
         start = b"" if self._block else self._start({"type": "thinking", "thinking": ""})
         return start + self._delta({"type": "thinking_delta", "thinking": text})
 
@@ -132,16 +137,16 @@ class MessageTeller:
         return start + self._delta({"type": "text_delta", "text": text})
 
     def call(self, call_id: str, name: str, text: str) -> bytes:
-        """See `Teller`."""
+        """Return the events with which the call of a tool begins."""
         closed, self._calls = self.closed(text), True
         return closed + self._start({"type": "tool_use", "id": call_id, "name": name, "input": {}})
 
     def arguments(self, part: str) -> bytes:
-        """See `Teller`."""
+        """Return the events that tell more of the arguments of the call that began last."""
         return self._delta({"type": "input_json_delta", "partial_json": part})
 
     def end(self, finish: str, stop: str | None, text: str, spent: Spent) -> bytes:
-        """See `Teller`."""
+        """Return the events that end the reply; `stop` is the stop string that ended it."""
         reason = "tool_use" if self._calls else "end_turn" if stop is None else "stop_sequence"
         delta = {
             "stop_reason": "max_tokens" if finish == "length" else reason,

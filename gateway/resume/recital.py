@@ -20,7 +20,7 @@ from gateway.resume.chatchunk import CHUNK, Choice, Delta, Details, Function, To
 from gateway.resume.messageteller import MessageTeller
 from gateway.resume.pieces import ends_of, fits, up_to
 from gateway.resume.responseteller import ResponseTeller
-from gateway.resume.retelling import EVENT, Spent, Strange, Teller
+from gateway.resume.retelling import EVENT, Spent, Strange
 from gateway.resume.seam import Reached
 from gateway.resume.shown import shown_by_chat
 from gateway.wire.chunks import Shape, inside
@@ -59,7 +59,7 @@ class Recital:
         self._shape = shape
         self._held_back = held_back_chars
         self.left = ""  # what was shown before, and is still to be said again
-        self.teller: Teller = MessageTeller() if dialect is Dialect.MESSAGES else ResponseTeller()
+        self.teller = MessageTeller() if dialect is Dialect.MESSAGES else ResponseTeller()
         self.may_call = False  # the backend that goes on may call tools
         self.proven = True  # who writes now has told that its prompt is the right one
         # The backend that goes on reported another prompt, or sent something that is no plain text or too much.

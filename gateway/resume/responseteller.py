@@ -60,11 +60,11 @@ class ResponseTeller:
 
     @property
     def begun(self) -> bool:
-        """See `Teller`."""
+        """See `MessageTeller`."""
         return bool(self._response)
 
     def texts(self, frames: bytes) -> list[str] | None:
-        """See `Teller`."""
+        """See `MessageTeller`."""
         kind = self._item.get("type", "")
         events = all_at_once(frames, _MARKS[kind], _TEXTS[kind]) if self._parted else None
         if not events:
@@ -73,7 +73,7 @@ class ResponseTeller:
         return [each.delta for each in events]
 
     def take(self, event: Event) -> str:
-        """See `Teller`."""
+        """See `MessageTeller`."""
         self._sequence = event.sequence_number
         match event.type:
             case "response.created" if isinstance(event.response, dict):
@@ -99,7 +99,7 @@ class ResponseTeller:
         return ""
 
     def more(self, text: str) -> bytes:
-        """See `Teller`."""
+        """See `MessageTeller`."""
         closed = self.closed("") if self._is_call else b""
         begun = b"" if self._item else self._announced()
         part = (
@@ -115,21 +115,21 @@ class ResponseTeller:
 
     @property
     def thinks(self) -> bool:
-        """See `Teller`."""
+        """See `MessageTeller`."""
         return self._item.get("type") == "reasoning"
 
     @property
     def may_think(self) -> bool:
-        """See `Teller`."""
+        """See `MessageTeller`."""
         return self.thinks or not (self._item or self._output)
 
     @property
     def counts_thoughts(self) -> bool:
-        """See `Teller`."""
+        """See `MessageTeller`."""
         return self.thinks or any(each["type"] == "reasoning" for each in self._output)
 
     def thought(self, text: str) -> bytes:
-        """See `Teller`."""
+        """See `MessageTeller`."""
         begun = b""
         if not self._item:
             self._item = {"id": self._new_id("rs"), "summary": [], "type": "reasoning"}
@@ -162,7 +162,7 @@ class ResponseTeller:
         return self._item.get("type") == "function_call"
 
     def call(self, call_id: str, name: str, text: str) -> bytes:
-        """See `Teller`."""
+        """See `MessageTeller`."""
         closed, self._arguments = self.closed(text), []
         about = {"arguments": "", "call_id": call_id, "name": name, "type": "function_call"}
         unused = {"async": None, "caller": None, "namespace": None}
@@ -171,7 +171,7 @@ class ResponseTeller:
         return closed + added
 
     def arguments(self, part: str) -> bytes:
-        """See `Teller`."""
+        """See `MessageTeller`."""
         if not self._is_call:
             raise Strange  # text came behind the call, and closed it
         self._arguments.append(part)
@@ -204,7 +204,7 @@ class ResponseTeller:
         return events
 
     def end(self, finish: str, stop: str | None, text: str, spent: Spent) -> bytes:
-        """See `Teller`."""
+        """See `MessageTeller`."""
         cut = finish == "length"
         tells_cut = cut and self._newer
         if tells_cut:

@@ -7,7 +7,7 @@ the fields of vLLM 0.32 (`MessageTeller`, `ResponseTeller`).
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -78,63 +78,6 @@ class Spent(NamedTuple):
     prompt: int
     said: int
     thought: int = 0  # of those that were said
-
-
-class Teller(Protocol):
-    """Knows how far one reply has come, and tells more of it.
-
-    `text` is always all of the text that was shown since the last tool call began, or the thought ended.
-    """
-
-    prompt_tokens: int | None  # as the first backend told; None: it did not
-
-    @property
-    def begun(self) -> bool:
-        """Whether the client knows the id of the reply."""
-
-    @property
-    def thinks(self) -> bool:
-        """Whether what is shown is a thought, no answer."""
-
-    @property
-    def may_think(self) -> bool:
-        """Whether what follows may be a thought."""
-
-    @property
-    def counts_thoughts(self) -> bool:
-        """Whether its end tells how many tokens were thought: there was a thought."""
-
-    @property
-    def repeats_text(self) -> bool:
-        """Whether events that are still to come have all of the text."""
-
-    def texts(self, frames: bytes) -> list[str] | None:
-        """Take note of frames that show nothing but more text, and return it; None: `take` them one by one."""
-
-    def take(self, event: Event) -> str:
-        """Take note of an event of the first backend; return what text it shows.
-
-        Raises:
-            Strange: nobody can go on behind it.
-        """
-
-    def more(self, text: str) -> bytes:
-        """Return the events that show more text."""
-
-    def thought(self, text: str) -> bytes:
-        """Return the events that show more of a thought."""
-
-    def closed(self, text: str) -> bytes:
-        """Return the events that end what is open."""
-
-    def call(self, call_id: str, name: str, text: str) -> bytes:
-        """Return the events with which the call of a tool begins."""
-
-    def arguments(self, part: str) -> bytes:
-        """Return the events that tell more of the arguments of the call that began last."""
-
-    def end(self, finish: str, stop: str | None, text: str, spent: Spent) -> bytes:
-        """Return the events that end the reply; `stop` is the stop string that ended it."""
 
 
 def frame_of(kind: str, event: dict[str, Any]) -> bytes:
