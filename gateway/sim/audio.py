@@ -77,7 +77,7 @@ async def _stream(
     """Write a frame for each word, one for the end, and one with the usage; `options` as `_STREAM_OPTIONS`."""
     tells_usage, tells_always = options
     prompt = _PROMPT_TOKENS + math.ceil(seconds * _TOKENS_PER_SECOND)
-    reply.start_stream(200, EVENT_STREAM)
+    reply.start_stream(EVENT_STREAM)
     said = [*words[:-1], words[-1].rstrip(), ""]
     for place, text in enumerate(said, 1):
         choice: dict[str, Any] = {"delta": {"content": text}}
