@@ -135,7 +135,6 @@ def build(
         link,
         config.state / "usage" if config.usage.enabled else None,
         config.usage.ledger,
-        lambda record: record.price,
     )
     chooser = Chooser(table)
     gate = Gate(table, chooser, clock)

@@ -86,7 +86,7 @@ class Desk:
             audit=Audit(state),
             keys=lambda: self.store,
             file=self.file,
-            accounts=Accounts(self.clock, None, None, 0, lambda record: None),
+            accounts=Accounts(self.clock, None, None, 0),
             series=Series(self.metrics, clock),
             disk=DiskSpace(state),
         )

@@ -18,9 +18,9 @@ class LimitedGateway:
     """`state` is its folder, `replicas` how many share the Redis."""
 
     def __init__(self, url, state, replicas=1, store=redis_store):
-        clock, price = SystemClock(), Price(1, 1, 2)
+        clock = SystemClock()
         self.store = store(url, clock)
-        self.accounts = Accounts(clock, self.store.link, state, 10**6, lambda *_: price)
+        self.accounts = Accounts(clock, self.store.link, state, 10**6)
         self.limiter = limiter_of(clock, self.store.link, lambda: replicas, self.accounts, None)
         # Tokens that Redis may have counted, though the limiter did not hear of it; of these, such as it
         # answered too late for: what was taken there stays taken if that is never heard, and the ledger
@@ -37,7 +37,9 @@ class LimitedGateway:
                     self.doubtful += tokens
                     self.late += 0 if self.store.link.trouble else tokens
                 self.limiter.settle(taken, costs)
-                made = record(tokens=(tokens, 0), received_at=SystemClock.now())
+                made = record(
+                    tokens=(tokens, 0), received_at=SystemClock.now(), price=Price(1, 1, 2)
+                )
                 owner = plan.stores[0].partition("{t:")[2].partition("}")[0]
                 made.caller = Caller(plan.key_id, plan.key_id, owner)
                 self.accounts.posted([made])

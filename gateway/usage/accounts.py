@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.core.aio import Clock, periodic
-from gateway.core.limits import Judged, Limit, Price
+from gateway.core.limits import Judged, Limit
 from gateway.core.types import RequestRecord
 from gateway.store.scripts import Scripted
 from gateway.store.shared import StoreUnavailable
@@ -37,8 +37,6 @@ _MOST_TENANTS: Final = 1000  # that have metrics of their own
 _MOST_PLACES: Final = 100_000  # in memory; about 300 bytes each
 _OTHER: Final = "_other"
 
-PriceOf = Callable[[RequestRecord], Price | None]
-
 
 class Accounts:
     """One owner, one event loop. `folder` None: nothing is written, and Redis is told nothing."""
@@ -49,7 +47,6 @@ class Accounts:
         link: Scripted | None,
         folder: Path | None,
         most_bytes: int,
-        price_of: PriceOf,
     ) -> None:
         # Usage counted by this process, plus this month's usage from the ledgers. If there are ledgers, all earlier
         # days of the month are one entry.
@@ -64,7 +61,6 @@ class Accounts:
         self.telling = None if self._shared is None else Telling(self._shared, self.today)
         self._folder = folder
         self._most_bytes = most_bytes
-        self._price_of = price_of
         self._waiting: deque[Entry] = deque()
         self._journal: UsageJournal | None = None
         self._writing = asyncio.Lock()
@@ -87,7 +83,7 @@ class Accounts:
             if record.caller is None:
                 continue
             at = wall_ahead + (record.ended_at or record.received_at)
-            entry = entry_of(record, at, self._price_of(record))
+            entry = entry_of(record, at)
             if entry is not None:
                 entries.append(entry)
         for place, more in summed(entries).items():

@@ -12,7 +12,6 @@ import msgspec
 
 from gateway.core.endings import reached
 from gateway.core.errors import ReplyTooLarge
-from gateway.core.limits import Price
 from gateway.core.types import Outcome, RequestRecord
 
 DAY_S: Final = 86_400
@@ -96,12 +95,12 @@ class Used(NamedTuple):
     complete: bool = True  # False: the usage at other gateways is missing
 
 
-def entry_of(record: RequestRecord, at: float, price: Price | None) -> Entry | None:
+def entry_of(record: RequestRecord, at: float) -> Entry | None:
     """Return the line of a request that ended; None where no engine took it, or its caller is not known."""
     caller = record.caller
     if caller is None or record.outcome is _SHED or not reached(record.attempts, record.failed):
         return None
-    usage, pool = record.usage, record.pool or ""
+    usage, price, pool = record.usage, record.price, record.pool or ""
     prompt = cached = output = 0
     if usage is not None:
         source = usage.source._value_

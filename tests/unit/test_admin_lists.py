@@ -75,7 +75,7 @@ class ReadAccounts(Accounts):
 
 
 def test_a_long_list_of_usage_is_read_and_added_up_once(desk):
-    accounts = ReadAccounts(desk.clock, None, None, 0, lambda record: None)
+    accounts = ReadAccounts(desk.clock, None, None, 0)
     desk.objects.usage.accounts = accounts
     for number in range(2500):
         accounts.sums[accounts.today(), "t", f"k{number}", "m", ""] = Sums(1)

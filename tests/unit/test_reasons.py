@@ -105,7 +105,7 @@ class Desk:
                 metrics=metrics,
                 series=Series(metrics, self.clock),
                 disk=DiskSpace(folder),
-                accounts=Accounts(self.clock, None, None, 0, lambda record: None),
+                accounts=Accounts(self.clock, None, None, 0),
                 clock=self.clock,
                 loaded=lambda: self.loaded,
                 ready=lambda: Readiness(True, (("accepting", not self.draining, ""),)),

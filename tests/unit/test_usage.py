@@ -37,7 +37,7 @@ PRICE = Price(1.0, 0.5, 2.0)
 def record(id="r", *, tokens=(100, 50), cached=None, caller=True, attempts=1, key="k", **more):
     made = RequestRecord(id, Endpoint.CHAT, 0.0, pool="m", model="m", attempts=attempts)
     made.caller = Caller(key, key, "acme") if caller else None
-    made.outcome = Outcome.OK
+    made.outcome, made.price = Outcome.OK, PRICE
     if tokens is not None:
         made.usage = Usage(*tokens, UsageSource.UPSTREAM, cached)
     for name, value in more.items():
@@ -50,7 +50,7 @@ def entry(n, id="r", at=0.0, tokens=10):
 
 
 def test_a_line_has_what_was_used_and_what_it_costs():
-    made = entry_of(record(tokens=(1000, 500), cached=400), 12.5, PRICE)
+    made = entry_of(record(tokens=(1000, 500), cached=400, price=PRICE), 12.5)
     named = (made.id, made.at, made.tenant, made.key, made.model)
     assert named == ("r", 12.5, "acme", "k", "m")
     assert (made.input, made.cached, made.output, made.source) == (1000, 400, 500, "upstream")
@@ -60,15 +60,15 @@ def test_a_line_has_what_was_used_and_what_it_costs():
 def test_usage_that_nobody_told_is_what_was_reserved():
     plan = plan_of(KeyLimits(5))
     taken = Taken(plan, Amounts(1, 30, 70, 100, 0), (1,), "x", shared=False, day=0, wall=0.0)
-    made = entry_of(record(tokens=None, taken=taken), 0.0, None)
+    made = entry_of(record(tokens=None, taken=taken), 0.0)
     assert (made.input, made.output, made.source) == (30, 70, "reserved")
-    assert entry_of(record(tokens=None), 0.0, None).source == "unknown"
+    assert entry_of(record(tokens=None), 0.0).source == "unknown"
     for outcome in (Outcome.UPSTREAM_REJECTED, Outcome.REJECTED):
         refused = record(tokens=None, taken=taken, outcome=outcome)
-        made = entry_of(refused, 0.0, None)
+        made = entry_of(refused, 0.0)
         assert (made.input, made.output, made.source) == (0, 0, "refused")
     refused.error_code = ReplyTooLarge.default_code  # it was made, and is only not passed on
-    made = entry_of(refused, 0.0, None)
+    made = entry_of(refused, 0.0)
     assert (made.input, made.output, made.source) == (30, 70, "reserved")
 
 
@@ -85,7 +85,7 @@ NOT_SENT = Attempt("m/b1", "e", 0.0, 0.1, Ending.CONNECT)
     ],
 )
 def test_what_no_engine_took_has_no_line(more):
-    assert entry_of(record(**more), 0.0, None) is None
+    assert entry_of(record(**more), 0.0) is None
 
 
 def test_a_ledger_is_read_back_from_any_line(tmp_path):
@@ -118,7 +118,7 @@ def test_what_was_read_of_a_ledger_is_not_read_again(tmp_path):
 def test_limits_of_a_new_process_know_what_the_old_one_uses_after_its_start(tmp_path):
     async def story():
         clock = HeldClock()
-        old, new = (Accounts(clock, None, tmp_path, 10**6, lambda *_: None) for _ in range(2))
+        old, new = (Accounts(clock, None, tmp_path, 10**6) for _ in range(2))
         await old.open()
         await new.open()
         limiter = Limiter(clock, None, lambda: 1, new.spent)
@@ -321,7 +321,7 @@ def run(story):
 def test_redis_counts_each_line_once_whatever_is_lost_and_whatever_it_forgets(tmp_path):
     async def story():
         redis = FakeRedis()
-        accounts = Accounts(HeldClock(), redis, tmp_path / "usage", 10**6, lambda *names: PRICE)
+        accounts = Accounts(HeldClock(), redis, tmp_path / "usage", 10**6)
         for n in range(1000):
             accounts.posted([record(f"r{n}", tokens=(3, 1))])
         await accounts.turn()
@@ -349,7 +349,7 @@ def test_redis_counts_each_line_once_whatever_is_lost_and_whatever_it_forgets(tm
 def test_what_a_redis_lost_just_before_it_is_told_more_is_told_again(tmp_path):
     async def story():
         redis = FakeRedis()
-        accounts = Accounts(HeldClock(), redis, tmp_path / "usage", 10**6, lambda *names: None)
+        accounts = Accounts(HeldClock(), redis, tmp_path / "usage", 10**6)
         states = []
         for n in range(4):
             accounts.posted([record(f"r{n}", tokens=(3, 0))])
@@ -366,11 +366,11 @@ def test_what_a_redis_lost_just_before_it_is_told_more_is_told_again(tmp_path):
 def test_a_gateway_that_begins_again_knows_what_was_used_and_counts_on(tmp_path):
     async def story():
         clock = HeldClock()
-        before = Accounts(clock, None, tmp_path / "usage", 10**6, lambda *names: PRICE)
+        before = Accounts(clock, None, tmp_path / "usage", 10**6)
         await before.open()
         before.posted([record("a", tokens=(100, 50)), record("b", tokens=(10, 5), key="other")])
         await before.close()
-        after = Accounts(clock, None, tmp_path / "usage", 10**6, lambda *names: PRICE)
+        after = Accounts(clock, None, tmp_path / "usage", 10**6)
         await after.open()
         after.posted([record("c", tokens=(1, 1))])
         day = after.today()
@@ -401,7 +401,7 @@ def test_a_limit_that_workers_are_given_later_goes_on_from_what_all_of_them_used
         clock = HeldClock()
         link, workers = Lossy(clock), []
         for _ in range(2):
-            used = Accounts(clock, None, tmp_path / "usage", 10**6, lambda *names: None)
+            used = Accounts(clock, None, tmp_path / "usage", 10**6)
             limiter = Limiter(clock, link, lambda: 2, used.spent)
             used.on_learnt.append(limiter.recall)
             workers.append((used, limiter))
@@ -443,7 +443,7 @@ def test_a_limit_that_gateways_are_given_later_goes_on_from_what_all_of_them_use
     async def story():
         redis, clock, gateways = FakeRedis(), HeldClock(), []
         for name in ("here", "there"):
-            gateways.append(Accounts(clock, redis, tmp_path / name, 10**6, lambda *names: None))
+            gateways.append(Accounts(clock, redis, tmp_path / name, 10**6))
 
         async def spent(limits):
             (rule,) = plan_of(limits, tenant="acme").rules
@@ -467,7 +467,7 @@ def test_a_limit_that_gateways_are_given_later_goes_on_from_what_all_of_them_use
 def test_for_many_limits_that_are_new_the_month_is_read_only_now_and_then(tmp_path):
     async def story(keys):
         redis, reads = FakeRedis(), []
-        used = Accounts(HeldClock(), redis, tmp_path / str(keys), 10**6, lambda *names: None)
+        used = Accounts(HeldClock(), redis, tmp_path / str(keys), 10**6)
         used.posted([record(key=f"k{n}") for n in range(keys)])
         used.telling.on_learnt.append(lambda: reads.append(keys))
         (rule,) = plan_of(KeyLimits(tokens_per_day=10)).rules
@@ -511,14 +511,14 @@ def test_a_limit_for_an_alias_knows_after_a_start_what_was_asked_for_by_that_nam
 
     async def story():
         clock = HeldClock()
-        before = Accounts(clock, None, tmp_path / "usage", 10**6, lambda *names: PRICE)
+        before = Accounts(clock, None, tmp_path / "usage", 10**6)
         await before.open()
         before.posted([record("a"), record("b", model="gpt-4o", tokens=(10, 5))])
         before.posted([record("c", model="gpt-mini", tokens=(3, 1), pool="m")])
         told = Fallback("other", Cause.OVERLOAD)
         before.posted([record("d", model="gpt-4o", fallback=told, tokens=(1000, 1))])
         await before.close()
-        after = Accounts(clock, None, tmp_path / "usage", 10**6, lambda *names: PRICE)
+        after = Accounts(clock, None, tmp_path / "usage", 10**6)
         await after.open()
         after.posted([record("e", model="gpt-4o", tokens=(2, 1))])
         for _ in range(2):
@@ -605,7 +605,7 @@ def test_a_ledger_is_written_while_others_cannot_be_read_and_they_count_once_the
         other.append([entry(1, "other", tokens=100)])
         unreadable = tmp_path / "usage/9/ledger-2.jsonl"
         unreadable.mkdir(parents=True)
-        accounts = Accounts(HeldClock(), None, tmp_path / "usage", 10**6, lambda *names: None)
+        accounts = Accounts(HeldClock(), None, tmp_path / "usage", 10**6)
         accounts.posted([record("a", tokens=(7, 0))])
         (rule,) = plan_of(KeyLimits(tokens_per_day=1000), tenant="acme").rules
         for _ in range(3):
@@ -631,7 +631,7 @@ def test_what_no_disk_took_yet_is_told_of_its_day(tmp_path):
     async def story():
         clock, folder = HeldClock(), tmp_path / "state" / "usage"
         folder.parent.write_text("this is no folder")
-        accounts = Accounts(clock, None, folder, 10**6, lambda *names: None)
+        accounts = Accounts(clock, None, folder, 10**6)
         await accounts.open()
         first = accounts.today()
         accounts.posted([record("a", tokens=(3, 0))])
@@ -659,7 +659,7 @@ def test_what_no_disk_took_yet_is_told_of_its_day(tmp_path):
 
 def test_usage_is_told_to_be_incomplete_where_a_ledger_cannot_be_read(tmp_path):
     async def story():
-        accounts = Accounts(HeldClock(), None, tmp_path, 10**6, lambda *names: None)
+        accounts = Accounts(HeldClock(), None, tmp_path, 10**6)
         accounts.posted([record("a", tokens=(3, 0))])
         await accounts.turn()
         (tmp_path / "9/ledger-1.jsonl").mkdir(parents=True)
@@ -673,7 +673,7 @@ def test_usage_is_told_to_be_incomplete_where_a_ledger_cannot_be_read(tmp_path):
 def test_what_limits_owe_is_told_before_the_lines_of_it_and_once_redis_answers(tmp_path):
     async def story():
         redis, lost, told = FakeRedis(), False, []
-        accounts = Accounts(HeldClock(), redis, tmp_path / "usage", 10**6, lambda *names: None)
+        accounts = Accounts(HeldClock(), redis, tmp_path / "usage", 10**6)
 
         async def tell():
             told.append(redis.tokens)
@@ -703,7 +703,7 @@ def test_what_comes_after_lines_that_a_disk_lost_is_counted(tmp_path, away):
 
     async def story():
         redis, clock = FakeRedis(), HeldClock()
-        before = Accounts(clock, redis, tmp_path / "usage", 10**6, lambda *names: None)
+        before = Accounts(clock, redis, tmp_path / "usage", 10**6)
         for n in range(2):
             before.posted([record(f"r{n}{m}", tokens=(3, 0)) for m in range(10)])
             await before.turn()
@@ -712,7 +712,7 @@ def test_what_comes_after_lines_that_a_disk_lost_is_counted(tmp_path, away):
                 early = file.read_bytes()
         await before.close()
         file.write_bytes(early)
-        after = Accounts(clock, redis, tmp_path / "usage", 10**6, lambda *names: None)
+        after = Accounts(clock, redis, tmp_path / "usage", 10**6)
         await after.open()
         redis.away = away
         for n in range(30):
@@ -728,9 +728,7 @@ def test_what_comes_after_lines_that_a_disk_lost_is_counted(tmp_path, away):
 def test_redis_is_told_what_the_ledgers_of_processes_that_are_gone_still_have(tmp_path):
     async def story():
         redis, clock = FakeRedis(), HeldClock()
-        here, gone = (
-            Accounts(clock, redis, tmp_path / "usage", 10**6, lambda *names: None) for _ in range(2)
-        )
+        here, gone = (Accounts(clock, redis, tmp_path / "usage", 10**6) for _ in range(2))
         redis.away = True
         for each, tokens in ((here, 3), (gone, 50)):
             each.posted([record(tokens=(tokens, 0))])
@@ -742,7 +740,7 @@ def test_redis_is_told_what_the_ledgers_of_processes_that_are_gone_still_have(tm
         redis.counted, redis.tokens = {}, 0  # it came back empty
         await here.turn()
         assert redis.tokens == 53
-        running = Accounts(clock, redis, tmp_path / "usage", 10**6, lambda *names: None)
+        running = Accounts(clock, redis, tmp_path / "usage", 10**6)
         await running.open()  # nobody holds the ledger that was told
         assert [each.name for each in sorted(tmp_path.glob("usage/*"))] == ["0", "1"]
         for each in (here, running):
@@ -755,7 +753,7 @@ def test_memory_holds_what_limits_need_of_the_month_and_no_more_than_its_bound(t
     async def story():
         clock = HeldClock()
         clock.at = 20_000.0 * DAY_S  # the fourth of a month
-        accounts = Accounts(clock, None, tmp_path / "usage", 10**7, lambda *names: None)
+        accounts = Accounts(clock, None, tmp_path / "usage", 10**7)
         await accounts.open()
         rules = plan_of(KeyLimits(tokens_per_day=9, tokens_per_month=9), tenant="acme").rules
         for _ in range(40):
@@ -782,7 +780,7 @@ def test_limits_know_what_was_used_once_a_wrong_clock_is_right(tmp_path, wrong_s
         clock.at = 20_030.0 * DAY_S + 9.0
 
         async def opened():
-            made = Accounts(clock, None, tmp_path / "usage", 10**6, lambda *names: None)
+            made = Accounts(clock, None, tmp_path / "usage", 10**6)
             await made.open()
             return made
 
@@ -811,7 +809,7 @@ def test_limits_know_what_was_used_once_a_wrong_clock_is_right(tmp_path, wrong_s
 def test_keys_beyond_the_bound_of_the_memory_are_counted_together():
     async def story():
         clock = HeldClock()
-        accounts = Accounts(clock, None, None, 0, lambda *names: None)
+        accounts = Accounts(clock, None, None, 0)
         for n in range(100_100):
             accounts.posted([record(key=f"k{n}")])
         assert len(accounts.sums) == 100_001
@@ -829,7 +827,7 @@ def test_a_disk_that_is_full_loses_nothing_that_fits_the_memory(tmp_path):
     async def story():
         blocked = tmp_path / "usage"
         blocked.write_text("in the way")
-        accounts = Accounts(HeldClock(), None, blocked, 10**6, lambda *names: None)
+        accounts = Accounts(HeldClock(), None, blocked, 10**6)
         accounts.posted([record("a")])
         await accounts.turn()
         blocked.unlink()
@@ -851,7 +849,7 @@ def test_writing_the_ledger_ends_while_requests_keep_ending(tmp_path):
     """What comes during a turn is for the next one: Redis and other limits would never be told under load."""
 
     async def main():
-        accounts = Accounts(HeldClock(), None, tmp_path / "usage", 10**9, lambda *names: None)
+        accounts = Accounts(HeldClock(), None, tmp_path / "usage", 10**9)
         await accounts.open()
         accounts.posted([record("first")])
 
@@ -871,7 +869,7 @@ def test_writing_the_ledger_ends_while_requests_keep_ending(tmp_path):
 
 def test_who_is_cancelled_while_lines_are_written_has_none_written_twice(tmp_path):
     async def story():
-        accounts = Accounts(HeldClock(), None, tmp_path / "usage", 10**6, lambda *names: None)
+        accounts = Accounts(HeldClock(), None, tmp_path / "usage", 10**6)
         accounts.posted([record("first")])
         await accounts.turn()
         asyncio.get_running_loop().set_default_executor(SlowDisk())
@@ -893,7 +891,7 @@ def test_who_is_cancelled_while_lines_are_written_has_none_written_twice(tmp_pat
 
 
 def test_tenants_beyond_the_first_thousand_share_a_series():
-    accounts = Accounts(HeldClock(), None, None, 0, lambda *names: None)
+    accounts = Accounts(HeldClock(), None, None, 0)
     for n in range(1100):
         made = record()
         made.caller = Caller("k", "k", f"t{n}")
@@ -956,7 +954,7 @@ def test_days_are_named_and_not_too_many():
 
 def test_each_day_is_counted_by_itself_also_once_the_next_has_begun():
     clock = HeldClock()
-    accounts = Accounts(clock, None, None, 0, lambda *names: None)
+    accounts = Accounts(clock, None, None, 0)
     for step_s in (0.0, DAY_S, 0.0):
         clock.at += step_s
         made = record(tokens=(10, 5))
