@@ -41,6 +41,13 @@ found.response = [response.status, response.usage.output_tokens];
 const events = await all(client.responses.create({ model, input: "hello", max_output_tokens: 5, stream: true }));
 found.response_stream = [events[0].type, events.at(-1).type];
 
+const weather = { type: "object", properties: { place: { type: "string" }, degrees: { type: "number" } } };
+const form = { name: "weather", schema: weather };
+let parsed = await client.chat.completions.parse({ model, messages, response_format: { type: "json_schema", json_schema: form } });
+found.parsed = parsed.choices[0].message.parsed.degrees;
+parsed = await client.responses.parse({ model, input: "hello", text: { format: { type: "json_schema", ...form } } });
+found.response_parsed = parsed.output_parsed.degrees;
+
 // The default of this SDK asks for base64 and decodes it.
 found.embedding = (await client.embeddings.create({ model, input: "x" })).data.length;
 found.request_id = (await chat({ max_tokens: 1 }))._request_id.startsWith("req_");
