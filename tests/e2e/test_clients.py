@@ -316,7 +316,13 @@ def test_langchain_knows_a_context_overflow(site):
     found, _ = drive([python, str(CLIENTS / "langchain_python.py")], site)
     assert any("ContextOverflow" in name for name in found.pop("too_long"))
     assert "NotFoundError" in found.pop("no_model")
-    assert found == {"chat": LENGTH, "usage": 5, "tool": "look_up", "embedding": True}
+    assert found == {
+        "chat": LENGTH,
+        "usage": 5,
+        "tool": "look_up",
+        "response_parsed": 1,
+        "embedding": True,
+    }
 
 
 def test_litellm_in_both_dialects(site):
