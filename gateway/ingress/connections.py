@@ -26,9 +26,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from gateway.core.addresses import Proxies, client_network
+
+if TYPE_CHECKING:
+    from gateway.ingress.server import GatewayProtocol
 
 # Whether the other side has closed: POLLRDHUP is Linux's; POLLHUP and POLLERR always count.
 _HANGUP: Final[int] = getattr(select, "POLLRDHUP", 0)
@@ -67,22 +70,6 @@ _WHY: Final = {
 }
 
 
-class Waiting(Protocol):
-    """A connection, as its lines know it."""
-
-    def expire(self, waits: Waits) -> None:
-        """The client took too long; the connection is in no line any more."""
-
-    def has_unsent(self) -> bool:
-        """Whether it holds bytes that its client has not taken yet."""
-
-    def shed(self) -> None:
-        """Close to make room for another; what is unsent goes out first."""
-
-    def close_behind_reply(self) -> None:
-        """Close once the next reply is written, or the one that is due."""
-
-
 @dataclass(frozen=True, slots=True)
 class ClientTimes:
     """For how many seconds a connection waits for its client, by what it waits for."""
@@ -96,7 +83,7 @@ class ClientTimes:
 _LOOPBACK: Final = ("127.0.0.1", client_network("::1"))
 
 
-class Line(OrderedDict[Waiting, float]):
+class Line(OrderedDict["GatewayProtocol", float]):
     """Connections that wait for the same, the oldest first, and until when each does.
 
     A connection stands in one line only, and joins at its end: until `seconds` from then.
@@ -131,7 +118,7 @@ class Connections:
         self.most_per_address = most_per_address or max(1, self.most // 2)
         self._spares_proxies = most_per_address is None
         self.shed: Counter[Shed] = Counter()
-        self._all: dict[Waiting, str | None] = {}
+        self._all: dict[GatewayProtocol, str | None] = {}
         self._by_address: Counter[str] = Counter()
         self.heads = Line(Waits.HEAD, times.head_s)
         self.idle = Line(Waits.IDLE, times.idle_s)
@@ -153,7 +140,7 @@ class Connections:
         """How many have a head on its way, or a reply due."""
         return len(self._all) - len(self.idle) - len(self.lingering) - len(self.closing)
 
-    def enter(self, connection: Waiting, host: str | None, now: float) -> Shed | None:
+    def enter(self, connection: GatewayProtocol, host: str | None, now: float) -> Shed | None:
         """Take a new connection in, another one's place if need be; return why it may not stay.
 
         `host` is the client's address, None for a UNIX socket.
@@ -172,7 +159,7 @@ class Connections:
             self._by_address[address] += 1
         return None
 
-    def leave(self, connection: Waiting) -> None:
+    def leave(self, connection: GatewayProtocol) -> None:
         """Forget a connection; one that was never in, or has left, is no mistake."""
         address = self._all.pop(connection, None)
         if address is not None:
@@ -180,7 +167,7 @@ class Connections:
             if not self._by_address[address]:
                 del self._by_address[address]
 
-    def all(self) -> tuple[Waiting, ...]:
+    def all(self) -> tuple[GatewayProtocol, ...]:
         """Return every connection."""
         return tuple(self._all)
 

@@ -250,11 +250,11 @@ class GatewayProtocol(RequestReader):
             self._close()
 
     def has_unsent(self) -> bool:
-        """See `Waiting`."""
+        """Whether it holds bytes that its client has not taken yet."""
         return self.transport.get_write_buffer_size() > 0
 
     def shed(self) -> None:
-        """See `Waiting`."""
+        """Close to make room for another; what is unsent goes out first."""
         self._line = None
         if self.has_unsent():
             self._close()
