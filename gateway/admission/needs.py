@@ -7,7 +7,6 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.admission.likely import likely_tokens, tokens_of_all
 from gateway.core.endpoints import NO_ENGINE, NO_OUTPUT, PAIRED
 from gateway.core.types import Call, Caller, Demand, Need, Outcome, RequestRecord
 from gateway.wire.vllm import cut_tokens
@@ -16,6 +15,12 @@ DEFAULT_OUTPUT_TOKENS: Final = 256  # a chat answer of a few paragraphs; public 
 
 _OK: Final = Outcome.OK  # looked up once: 0.15 us before Python 3.12
 _WEIGHT: Final = 0.1  # of the newest output: the mean follows the last twenty or so
+_BYTES_PER_TOKEN: Final = 4  # of English text and code
+_UNKNOWN_TOKENS: Final = 1024  # of sound in a form
+# A character that JSON escapes, as PHP and Python's json write it, has 6 bytes and as many tokens as it has
+# in UTF-8: with 2 bytes there up to U+07FF, else 3. How many there are is asked of a few places.
+_SHORT_BYTES: Final = 2048  # a prompt of no more is not worth it
+_PLACES, _PLACE_BYTES = 4, 256
 
 
 @dataclass(slots=True)
@@ -101,7 +106,7 @@ class Needs:
                 output = min(output, max(window_tokens - prompt, 1))
         if several:
             exact = demand.exact or call.endpoint in PAIRED
-            prompt = round(prompt / call.longest_ratio) if exact else tokens_of_all(call, prompt)
+            prompt = round(prompt / call.longest_ratio) if exact else _of_all(call, prompt)
             if call.truncates_prompt:
                 prompt = min(prompt, call.sequences * _kept(call, window_tokens, prompt))
         return Need(
@@ -125,11 +130,43 @@ class Needs:
 
 
 def _likely(call: Call, demand: Demand) -> int:
-    """Return how many tokens a prompt probably has; of pairs all of them together."""
-    likely, most = likely_tokens(call), demand.prompt_tokens
+    """Return how many tokens a prompt that nobody counted probably has, by its bytes; of pairs all of them together.
+
+    It is for estimates, and never to refuse by.
+    """
+    size = call.text_bytes if call.likely_bytes is None else call.likely_bytes
+    if size is None:
+        likely = _UNKNOWN_TOKENS
+    else:
+        if size > _SHORT_BYTES < len(call.body):
+            size = int(size * _unescaped(call.body))
+        likely = size // _BYTES_PER_TOKEN + 1
+    most = demand.prompt_tokens
     return likely if likely < most or call.endpoint in PAIRED else most  # half the time of `min`
 
 
 def _kept(call: Call, window_tokens: int | None, prompt_tokens: int) -> int:
     """Return how many tokens the engine leaves at most of a prompt that it cuts."""
     return cut_tokens(call) or window_tokens or prompt_tokens
+
+
+def _of_all(call: Call, longest_tokens: int) -> int:
+    """Return how many tokens all prompts of a call probably have, by those of the longest.
+
+    Of a large body only a bound of the longest is known: what the scan cut of any prompt counts for it.
+    """
+    tokens = round(longest_tokens / call.longest_ratio)
+    if call.text_bytes is None:
+        return tokens
+    return min(tokens, len(call.body) // _BYTES_PER_TOKEN + 1)
+
+
+def _unescaped(body: bytes) -> float:
+    """Return how many bytes a body would have without escapes, for each that it has."""
+    step, saved = len(body) // _PLACES, 0
+    for start in range(step // 2, len(body), step):
+        end = start + _PLACE_BYTES
+        if escapes := body.count(b"\\u", start, end):
+            escapes -= body.count(b"\\\\u", start, end)  # JSON that is told as text is text
+            saved += 3 * escapes + (body.count(b"\\u0", start, end) if escapes else 0)
+    return 1 - saved / (_PLACES * _PLACE_BYTES)
