@@ -50,8 +50,7 @@ from gateway.wire.frames import ANY, json_usage, whole_answer, whole_event_answe
 from gateway.wire.objects import decode_or_none
 from gateway.wire.replies import CONTEXT_CODE, normalise_upstream_error, upstream_fault
 from gateway.wire.sse import StreamWatch
-from gateway.wire.veil import Veil, veiled
-from gateway.wire.veiledstream import VeiledStream
+from gateway.wire.veil import Veil, VeiledStream, veiled
 
 _OK: Final = Outcome.OK  # looked up once: 0.15 us before Python 3.12
 _FULL: Final = 503  # vLLM's own admission control: back-pressure, not sickness

@@ -6,8 +6,7 @@ import pytest
 
 from gateway.core.types import Dialect
 from gateway.wire.sse import CUT_SHORT, StreamWatch
-from gateway.wire.veil import Veil, veiled
-from gateway.wire.veiledstream import VeiledStream
+from gateway.wire.veil import Veil, VeiledStream, veiled
 
 REPLIES = [
     b'{"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":8}}}',
