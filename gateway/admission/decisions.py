@@ -218,7 +218,7 @@ def excluded_by(
     here: KeyPath = ("pools", backend.pool)
     match reason:
         case Exclusion.AT_LIMIT:
-            return _limited_by(backend, (*here, "backends", place), ask, now)
+            return _limited_by(backend, (*here, "backends", place), now)
         case Exclusion.KV_FULL:  # closed from `stop_admitting` until below `resume`
             usage = backend.kv_usage_ratio(now)
             closing = usage is None or usage >= backend.room.stop_ratio
@@ -250,7 +250,7 @@ def excluded_by(
             return None  # its phase, what failed there, its window, the size of its KV cache
 
 
-def _limited_by(backend: Backend, own: KeyPath, ask: Ask, now: float) -> KeyPath:
+def _limited_by(backend: Backend, own: KeyPath, now: float) -> KeyPath:
     limit, in_flight, elsewhere = backend.limit, backend.in_flight, backend.elsewhere.requests
     fixed: KeyPath = (*own, "max_in_flight")
     if not backend.guarded:

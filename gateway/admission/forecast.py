@@ -81,7 +81,7 @@ class Drain:
         self._seen += tokens
         self._held_tokens = held_tokens
         self._believed = self._believed or self._seen >= _BELIEVED_RATIO * held_tokens
-        self._ended(seconds, tokens, held_tokens, token_s)
+        self._ended(tokens, held_tokens, token_s)
         for each in self._serving:
             self._rates[each].passed(seconds, ended.get(each, 0), self.memory_s)
 
@@ -92,14 +92,14 @@ class Drain:
         kept = math.exp(-seconds / _DRAIN_KEPT_S)
         self._ended_tokens *= kept
         self._ended_token_s *= kept
-        self._ended(seconds, tokens, held_tokens, token_s)
+        self._ended(tokens, held_tokens, token_s)
         self._stands = False
         for rate in self._rates.values():
             rate.fade(seconds, _DRAIN_KEPT_S)
         if self._seconds < _DRAIN_LEAST_S:
             self._seen, self._believed = 0.0, False
 
-    def _ended(self, seconds: float, tokens: int, held_tokens: int, token_s: float) -> None:
+    def _ended(self, tokens: int, held_tokens: int, token_s: float) -> None:
         """Learn how long what ended was held; what is held now weighs as much as all that ended before."""
         if tokens:
             kept = math.exp(-tokens / max(held_tokens, tokens))

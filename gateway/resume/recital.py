@@ -229,13 +229,13 @@ class Recital:
         if chunk.prompt_token_ids is not None:
             self.proven = chunk.prompt_token_ids == [*given.prompt, *given.reply]
             self.strayed |= not self.proven
-        events = b"".join([self._choice(given, each) for each in chunk.choices if self.proven])
+        events = b"".join([self._choice(each) for each in chunk.choices if self.proven])
         if self._finish is not None and (chunk.usage or not self.teller.counts_thoughts):
             details = chunk.usage and chunk.usage.completion_tokens_details
             events += self._end(given, self._finish, details or Details())
         return events
 
-    def _choice(self, given: Reached, choice: Choice) -> bytes:
+    def _choice(self, choice: Choice) -> bytes:
         delta, finish = choice.delta, choice.finish_reason
         thought = delta.reasoning or delta.reasoning_content or ""
         called = bool(delta.tool_calls) and not self.may_call

@@ -35,7 +35,6 @@ _LIMIT_FIELDS: Final = {
 class Ask:
     """One checked request. `prompts` are token ids; every prompt gets `n` replies."""
 
-    path: str
     model: str  # as the client wrote it; echoed
     adapter: str | None
     cache_salt: str
@@ -112,7 +111,6 @@ def parse_ask(path: str, body: dict[str, Any], config: SimConfig, adapters: list
     control = parse_control(text if given is None else detokenize(given))
     tool, forced = tool_of(body, text, control)
     return Ask(
-        path=path,
         model=str(body.get("model") or config.model),
         adapter=adapter,
         cache_salt=_cache_salt(body),
