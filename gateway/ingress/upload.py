@@ -80,12 +80,6 @@ class Upload:
         self._timer = loop.call_at(self._until, self._time_is_over)
 
     @property
-    def held_bytes(self) -> int:
-        """What this upload holds in memory, unsent bytes included, besides the head that was read."""
-        unsent = 0 if self._connection is None else self._connection.unsent_bytes
-        return len(self._held) + len(self._fresh) + self.form.held_bytes + unsent
-
-    @property
     def left_s(self) -> float:
         """How much time its client has left."""
         return max(0.0, self._until - self._loop.time())

@@ -74,11 +74,6 @@ class UploadConnection(Connection):
             framing = b"content-length: %d" % (len(body) + left)
         return await self.request(b"%b%b\r\n\r\n" % (head, framing), body, silence)
 
-    @property
-    def unsent_bytes(self) -> int:
-        """What waits for the backend to read."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
-
     def send(self, data: bytes) -> None:
         """Send more of the body; a backend that has refused it gets no more."""
         if self._transport is not None and self.state is not CLOSED and self._status < 400:

@@ -81,11 +81,6 @@ class FormReader:
         self.stream = False
 
     @property
-    def held_bytes(self) -> int:
-        """What is kept until more comes."""
-        return len(self._buffer)
-
-    @property
     def whole(self) -> bool:
         """Whether the closing delimiter was seen."""
         return self._at is _At.END

@@ -13,6 +13,7 @@ from gateway.process import reload
 from tests import keyfiles as keys
 from tests import loopback
 from tests.stories.support import FAST, gateway, story
+from tests.uploads import held_bytes
 
 PATH = "/v1/audio/transcriptions"
 MODEL = (b'name="model"', b"m")
@@ -369,7 +370,7 @@ async def test_a_backend_that_does_not_read_stops_the_client_and_memory_stays_bo
 
 def held(world):
     upload = upload_of(world)
-    return upload.held_bytes if upload else 0
+    return held_bytes(upload) if upload else 0
 
 
 @story

@@ -16,6 +16,7 @@ from gateway.wire.calls import ENDPOINTS
 from gateway.wire.forms import FormReader
 from gateway.wire.small import SMALL_BODY_BYTES
 from tests.gatehouse import held, passes
+from tests.uploads import held_bytes
 
 MIB = 1 << 20
 LIMITS = LimitsConfig(bodies="8MiB", max_body="4MiB")
@@ -315,7 +316,7 @@ def test_forms_that_are_held_until_their_model_comes_need_room_too():
             while not all(each.done() for each in reading):
                 for each in sent:
                     each.sends()
-                most = max(most, sum(each.upload.held_bytes for each in sent))
+                most = max(most, sum(held_bytes(each.upload) for each in sent))
                 await asyncio.sleep(0)
         return most, {each.result() for each in reading}, bodies.held_bytes
 
