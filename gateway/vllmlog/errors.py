@@ -38,18 +38,18 @@ _WRAPPER: Final = re.compile(
     r"|RayTaskError\(|ExceptionGroup: "
 )
 # What native code and schedulers print, without a logger and without an exception.
-_NATIVE: Final = re.compile(
+NATIVE: Final = re.compile(
     r"^(?:Exception |terminate called|!!+|Fatal |Segmentation|Memory access fault|Killed|Aborted"
     r"|what\(\)|CUDA [Ee]rror: |HSA_|slurmstepd|srun|scancel)|error: \*\*\*|Killed$|Killed process|oom[-_]kill"
 )
-# What torch and others say below every error of a kind: how to find out more.
-_ADVICE: Final = re.compile(
+# What torch and others say below every error of a kind: how to find out more. It proves nothing.
+ADVICE: Final = re.compile(
     r"^(?:Compile with `TORCH_USE_|For debugging consider passing|Search for `|Device-side assertion "
     r"tracking|(?:CUDA|HIP|XPU|NPU) kernel errors might be|If you were trying to|Set TORCHDYNAMO_"
     r"|For further information visit|Note: |Since the operator is called asynchronously)"
 )
-
-_SETTINGS: Final = re.compile(r"(?:\b\w{1,60}=[^,=]{0,80}, ){4}")  # a dump of arguments
+# A server lists its arguments before it starts.
+LISTING: Final = re.compile(r"(?:\b\w{1,60}=[^,=]{0,80}, ){4}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +68,6 @@ def is_quiet(line: Line) -> bool:
     return line.level in _QUIET
 
 
-def is_advice(line: Line) -> bool:
-    """Whether it only says what to do or where to read about an error: proof of nothing."""
-    return _ADVICE.match(line.text) is not None
-
-
-def is_listing(line: Line) -> bool:
-    """Whether it lists settings, as a server does before it starts."""
-    return _SETTINGS.search(line.text) is not None
-
-
 def passes_on(line: Line) -> bool:
     """Whether an exception only says that another one ended something."""
     return _WRAPPER.search(line.text) is not None
@@ -86,11 +76,6 @@ def passes_on(line: Line) -> bool:
 def repeats(line: Line) -> bool:
     """Whether it passes on the words of the other one as well."""
     return "Worker failed with error" in line.text or "CalledProcessError" in line.text
-
-
-def is_native(line: Line) -> bool:
-    """Whether it is what native code or a scheduler prints when a process ends."""
-    return _NATIVE.search(line.text) is not None
 
 
 def raised_in(lines: Sequence[Line]) -> dict[int, Raised]:

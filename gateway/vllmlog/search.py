@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import takewhile
 from typing import Final
 
-from gateway.vllmlog.errors import is_advice, is_listing, is_quiet, passes_on, repeats
+from gateway.vllmlog.errors import ADVICE, LISTING, is_quiet, passes_on, repeats
 from gateway.vllmlog.lines import PYTHON_WARNS
 from gateway.vllmlog.rules import arguments, devices, memory, models, runtime
 from gateway.vllmlog.rules.rule import Found, Rule
@@ -60,10 +60,11 @@ def matches(
     for place in range(begin, end):
         line = start.lines[place]
         quiet = is_quiet(line) and not (warnings and line.level == "WARNING")
-        if line.is_frame or (line.text, quiet) in read or is_advice(line):
+        if line.is_frame or (line.text, quiet) in read or ADVICE.match(line.text):
             continue
         read.add((line.text, quiet))
-        if (serious and not quiet or is_listing(line)) and not Found(start, place).is_error:
+        doubtful = (serious and not quiet) or LISTING.search(line.text)
+        if doubtful and not Found(start, place).is_error:
             continue
         error = start.raised.get(place)
         text = line.text if error is None or ":" in line.text else f"{line.text} {error.code}"

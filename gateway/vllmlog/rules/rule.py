@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
-from gateway.vllmlog.errors import is_native
+from gateway.vllmlog.errors import NATIVE
 from gateway.vllmlog.lines import Line
 from gateway.vllmlog.starts import Start
 from gateway.vllmlog.verdict import (
@@ -41,7 +41,7 @@ class Found:
         """Whether the line is an error by its form, not only by words that may stand anywhere."""
         line = self.line
         raised = line.level in ("ERROR", "CRITICAL") or self.place in self.start.raised
-        return raised or is_native(line) or "error: " in line.text
+        return raised or "error: " in line.text or NATIVE.search(line.text) is not None
 
     @cached_property
     def before(self) -> str:
