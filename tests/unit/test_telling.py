@@ -28,9 +28,9 @@ class Store(MemoryStore):
 
 
 class World:
-    """Some gateways before the same two backends, each on a machine of its own."""
+    """Some gateways before the same two backends, each on a machine of its own, or all on one."""
 
-    def __init__(self, count=2, urls=URLS):
+    def __init__(self, count=2, urls=URLS, machine="host-{}"):
         self.clock = HeldClock()
         self.store = Store(self.clock)
         config = Config.model_validate({"pools": {"m": {"backends": [*urls]}}})
@@ -46,7 +46,7 @@ class World:
                 table,
                 str(n),
                 lambda n=n: n in self.waiting,
-                Names(f"host-{n}").of,
+                Names(machine.format(n)).of,
             )
             for n, table in enumerate(self.tables)
         ]
@@ -74,6 +74,13 @@ def test_a_server_of_another_machine_has_nothing_to_do_with_that_of_the_same_nam
     world.turn(1, 0)
     assert world.backend(0, place=0).elsewhere == NOTHING
     assert world.backend(0, place=1).elsewhere.requests == 1
+
+
+def test_a_server_of_this_machine_is_the_same_one_for_all_gateways_here():
+    world = World(urls=("http://127.0.0.1:8000", URLS[1]), machine="one")
+    world.take(1)
+    world.turn(1, 0)
+    assert world.backend(0).elsewhere.requests == 1
 
 
 def test_what_another_gateway_sends_is_work_here():
