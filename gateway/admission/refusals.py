@@ -59,6 +59,8 @@ _WORDS: Final[Mapping[Exclusion, tuple[str, str]]] = {
     Exclusion.TOO_LARGE: ("is too small for this request", "are too small for this request"),
     Exclusion.ALREADY_TRIED: ("was already tried", "were already tried"),
 }
+# One of these may have room for a request that is too large for all others.
+_MAY_SERVE_AGAIN = frozenset({Exclusion.NOT_SERVING, Exclusion.EJECTED, Exclusion.ALREADY_TRIED})
 _TENANTS_OWN = frozenset({Full.TENANT_REQUESTS, Full.TENANT_TOKENS, Full.TENANT_BYTES})
 
 
@@ -80,8 +82,8 @@ def kept_for_others(
 
 def no_backend(ask: Ask, why: Mapping[str, Exclusion], rng: random.Random) -> GatewayError:
     """Refuse a request that no backend can serve now, however long it waits."""
-    name = ask.route.requested
-    if Exclusion.TOO_LARGE in why.values():
+    name, reasons = ask.route.requested, {*why.values()}
+    if Exclusion.TOO_LARGE in reasons and _MAY_SERVE_AGAIN.isdisjoint(reasons):
         need = ask.need
         return ContextLengthExceeded(
             f"This request needs about {need.tokens} tokens of KV cache ({need.prompt_tokens} for the "

@@ -282,9 +282,7 @@ class Backend(Server):
         alone = self.gateways == 1  # asked here: each request pays for a call
         part = allowed if alone else self.part(allowed, self.elsewhere.requests)
         if self.in_flight >= part:
-            capacity = self.room.capacity_tokens
-            never = capacity is not None and self.room.asked(need) > capacity
-            return Exclusion.TOO_LARGE if never else Exclusion.AT_LIMIT
+            return Exclusion.TOO_LARGE if self.room.too_small(need) else Exclusion.AT_LIMIT
         lower = top_priority is not None and priority < top_priority
         unread, is_highest = self.room.unread_tokens, top_priority is not None and not lower
         if unread > 0 and to_read > 0 and not is_highest:

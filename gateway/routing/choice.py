@@ -89,8 +89,7 @@ class Chooser:
         suited, told = self._suited(ask), Choice()
         for backend in self._table.backends(ask.route.pool):
             if (unfit := suited.unfit.get(backend.id)) is not None:
-                tried = was_tried(backend, ask)
-                told.excluded[backend.id] = Exclusion.ALREADY_TRIED if tried else unfit
+                told.excluded[backend.id] = _of_this(ask, backend, unfit)
         last = _last(suited, ask)
         if suited.reserve not in last:
             told.excluded |= {each.id: Exclusion.IN_RESERVE for each in suited.reserve}
@@ -322,6 +321,15 @@ def _last(suited: Suited, ask: Ask) -> list[Sequence[Backend]]:
 def _on_probation(backend: Backend) -> bool:
     """Whether it is left out but for one request at a time, which shows whether it works again."""
     return backend.kept_out and backend.probation is not None
+
+
+def _of_this(ask: Ask, backend: Backend, unfit: Exclusion) -> Exclusion:
+    """Return why a backend that suits no request like this one will not take this one, for people."""
+    if was_tried(backend, ask):
+        return Exclusion.ALREADY_TRIED
+    if unfit is Exclusion.NOT_SERVING and backend.room.too_small(ask.need):
+        return Exclusion.TOO_LARGE  # when it serves again, too
+    return unfit
 
 
 def _unfit(backend: Backend, ask: Ask) -> Exclusion | None:

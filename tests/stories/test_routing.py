@@ -3,7 +3,9 @@
 import asyncio
 import json
 import time
+from dataclasses import replace
 
+from gateway.core.types import Phase
 from gateway.process import reload
 from gateway.sim.server import SimConfig
 from tests import keyfiles as keys
@@ -150,6 +152,30 @@ async def test_a_pool_whose_caches_are_full_sheds_with_retry_after_where_nothing
             assert reply.headers["x-gateway-shed-reason"] == "no_room"
             assert (await world.chat(max_tokens=1)).status_code == 200  # there is room for this one
             holder.cancel()
+
+
+@story
+async def test_what_fits_no_cache_but_that_of_a_backend_that_is_away_is_to_be_sent_again():
+    small = SimConfig(model="m", speed=0, num_blocks=40, block_size=16, max_model_len=640)
+    large = replace(small, num_blocks=400, max_model_len=6400)
+    async with gateway(small, large) as world:
+        one, other = world.process.table.backends("m")
+        await world.until(lambda: one.room.capacity_tokens == 640)
+        await world.until(lambda: other.room.capacity_tokens == 6400)
+        # Only an engine knows how long an image is, so no window excludes a backend.
+        image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+        long = [image, {"type": "text", "text": "word " * 700}]
+        assert (await world.chat(long, max_tokens=5)).status_code == 200
+        await world.sims[1].stop()
+        assert (await world.chat(long, max_tokens=5)).status_code == 502  # it was tried
+        await world.until(lambda: other.phase is Phase.DOWN)
+        reply = await world.chat(long, max_tokens=5)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "model_unavailable")
+        assert "1 is down and 1 is too small" in reply.json()["error"]["message"]
+        assert 1 <= int(reply.headers["retry-after"]) <= 30
+        assert (await world.chat(max_tokens=5)).status_code == 200
+        longer = await world.chat("word " * 9000, max_tokens=5)  # the other one never held that
+        assert longer.json()["error"]["code"] == "context_length_exceeded"
 
 
 @story

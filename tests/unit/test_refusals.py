@@ -158,13 +158,28 @@ def test_absence_asks_to_come_back_soon_and_not_all_at_once(reason):
 
 
 def test_what_no_cache_can_hold_is_the_requests_fault_and_not_to_be_repeated():
-    why = {"m/b1": Exclusion.TOO_LARGE, "m/b2": Exclusion.NOT_SERVING}
+    why = {"m/b1": Exclusion.TOO_LARGE, "m/b2": Exclusion.ENDPOINT_MISSING}
     error = no_backend(ask(), why, random.Random(0))
     assert isinstance(error, ContextLengthExceeded)
     assert (error.status, error.outcome) == (400, Outcome.REJECTED)
     assert "1000 tokens" in error.message
     assert "700 for the prompt, 300 for the completion" in error.message
     assert b"retry-after" not in dict(error_headers(error))
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        (Exclusion.NOT_SERVING, "is down"),
+        (Exclusion.EJECTED, "is left out"),
+        (Exclusion.ALREADY_TRIED, "was already tried"),
+    ],
+)
+def test_what_a_backend_that_is_away_may_hold_is_to_be_sent_again(reason, words):
+    why = {"m/b1": Exclusion.TOO_LARGE, "m/b2": reason}
+    error = no_backend(ask(), why, random.Random(0))
+    assert isinstance(error, Unavailable)
+    assert f"1 is too small for this request and 1 {words}" in error.message
 
 
 # --- no room --------------------------------------------------------------------------------------

@@ -272,6 +272,16 @@ def test_a_request_goes_where_its_need_fits_into_the_kv_cache(table):
     assert found(table, need=Need(2000, 1000)) == ["b1", "b2", "b3"]
 
 
+def test_what_would_not_fit_either_once_it_serves_again_is_too_large(table):
+    for name, capacity in (("m/b1", 3_000), ("m/b2", 20_000)):
+        scrape(table, name, running=0, kv=0.0, capacity=capacity)
+        make_down(table, name)
+    assert why(table, need=Need(3000, 1)) == {
+        "m/b1": Exclusion.TOO_LARGE,
+        "m/b2": Exclusion.NOT_SERVING,
+    }
+
+
 def test_what_is_barred_is_left_alone(table):
     assert chosen(table, barred={"m/b1", "m/b3"}) == "b2"
     assert chosen(table, barred=set(table.ids())) is None
