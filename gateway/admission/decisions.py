@@ -220,7 +220,8 @@ def excluded_by(
         case Exclusion.AT_LIMIT:
             return _limited_by(backend, (*here, "backends", place), now)
         case Exclusion.KV_FULL:  # closed from `stop_admitting` until below `resume`
-            usage = backend.kv_usage_ratio(now)
+            seen = None if backend.stale(now) else backend.sample
+            usage = None if seen is None else seen.kv_usage_ratio
             closing = usage is None or usage >= backend.room.stop_ratio
             return (*here, "kv", "stop_admitting" if closing else "resume")
         case Exclusion.NO_KV_ROOM:

@@ -255,9 +255,10 @@ class Backend(Server):
         """How well its engines are followed by what they tell; None: nobody asks them."""
         return None if self.prefix_index is None else self.prefix_index.kv_events
 
-    def kv_usage_ratio(self, now: float) -> float | None:
-        """Return how full its KV cache was at the last scrape; None while that is unknown or stale."""
-        return None if self.sample is None or self.stale(now) else self.sample.kv_usage_ratio
+    def too_small(self, need: Need) -> bool:
+        """Return whether a request is larger than its whole KV cache, as far as that is known."""
+        capacity = self.room.capacity_tokens
+        return capacity is not None and self.room.asked(need) > capacity
 
     def obstacle(
         self,
@@ -282,7 +283,7 @@ class Backend(Server):
         alone = self.gateways == 1  # asked here: each request pays for a call
         part = allowed if alone else self.part(allowed, self.elsewhere.requests)
         if self.in_flight >= part:
-            return Exclusion.TOO_LARGE if self.room.too_small(need) else Exclusion.AT_LIMIT
+            return Exclusion.TOO_LARGE if self.too_small(need) else Exclusion.AT_LIMIT
         lower = top_priority is not None and priority < top_priority
         unread, is_highest = self.room.unread_tokens, top_priority is not None and not lower
         if unread > 0 and to_read > 0 and not is_highest:

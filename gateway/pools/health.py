@@ -13,7 +13,8 @@ facts add up to. The first line that applies wins:
       last sign of life: a byte, or a step
     the engine sleeps                                     DOWN      asleep
     work runs, no progress for `progress_s`, nor for as
-      long as the prompt that is read may take            DOWN      no_progress
+      long as the prompt that is read may take, by
+      metrics that still come                             DOWN      no_progress
     ejected: too many of its requests failed              DEGRADED  traffic or success_rate
     ejected, and tried again by one request at a time     DEGRADED  probation
     `burst` requests in a row failed                      DEGRADED  traffic
@@ -288,7 +289,7 @@ def _verdict(state: HealthState, policy: Policy) -> tuple[Phase, str, str]:
         return _not_up(state, policy)
     if state.asleep:
         return Phase.DOWN, "asleep", "the engine is asleep"
-    if stuck_s := state.progress.stuck_s:
+    if (stuck_s := state.progress.stuck_s) and not state.metrics_lost:
         why = f"requests are running, but the engine made no progress for {stuck_s:.0f} s"
         return Phase.DOWN, "no_progress", why
     doubt = _doubt(state, policy)

@@ -249,10 +249,6 @@ class Room:
             return tokens
         return min(tokens, int(_BEGINS * capacity))
 
-    def too_small(self, need: Need) -> bool:
-        """Return whether a request is larger than the whole cache, as far as that is known."""
-        return self.capacity_tokens is not None and self.asked(need) > self.capacity_tokens
-
     def verdict(
         self, need: Need, now: float, reserves: int = 0, *, by_peak: bool = True
     ) -> Exclusion | None:

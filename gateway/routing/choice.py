@@ -327,9 +327,8 @@ def _of_this(ask: Ask, backend: Backend, unfit: Exclusion) -> Exclusion:
     """Return why a backend that suits no request like this one will not take this one, for people."""
     if was_tried(backend, ask):
         return Exclusion.ALREADY_TRIED
-    if unfit is Exclusion.NOT_SERVING and backend.room.too_small(ask.need):
-        return Exclusion.TOO_LARGE  # when it serves again, too
-    return unfit
+    never = unfit is Exclusion.NOT_SERVING and backend.too_small(ask.need)
+    return Exclusion.TOO_LARGE if never else unfit
 
 
 def _unfit(backend: Backend, ask: Ask) -> Exclusion | None:

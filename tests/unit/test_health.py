@@ -317,6 +317,14 @@ def test_a_silence_that_nothing_tells_of_any_more_is_forgotten_after_a_while_for
         assert heard(state, 40.0).phase is Phase.READY
 
 
+def test_one_that_was_stuck_is_only_in_doubt_once_no_metrics_tell_so_any_more():
+    state = after(FROZEN, ProbePassed(70.0), ScrapeFailed(70.0))
+    assert (state.phase, state.reason) == (Phase.DOWN, "no_progress")
+    state = after(state, ProbePassed(70.1), ScrapeFailed(70.1))
+    assert (state.phase, state.reason) == (Phase.DEGRADED, "metrics_stale")
+    assert after(state, scraped(71.0, running=1, progress=5.0)).reason == "no_progress"
+
+
 def test_an_idle_engine_makes_no_progress_and_is_well():
     state = after(READY, *[scraped(float(at), progress=7.0) for at in range(0, 600)])
     assert state.phase is Phase.READY
