@@ -45,15 +45,17 @@ _PROMISED_LEAST: Final = 1.0  # tokens; less is forgotten
 class Drain:
     """How fast a pool gives back cost tokens, over the last 10 to 60 s in which it had more work than room.
 
-    Only such time counts: a pool with little to do did not drain slowly, it had little to drain. What was
-    measured long ago is forgotten.
+    Only such time counts: a pool with little to do did not drain slowly, it had little to drain. But what ended
+    over all seconds is the least that it can: while a burst is read nothing ends, and the queue may be gone before
+    it does. What was measured long ago is forgotten.
 
     Each backend has a rate of its own. It counts while the backend serves, and is remembered while it does not. So
     where one of two is lost, half of the rate is lost at once, and where it comes back, that comes back.
     """
 
     def __init__(self) -> None:
-        self._rates: dict[str, Fading] = {}  # by backend
+        self._rates: dict[str, Fading] = {}  # by backend, while somebody waited
+        self._always: dict[str, Fading] = {}  # and over all seconds
         self._serving: Sequence[str] = ()
         self._seen = 0.0  # given back since nothing was known
         self._ended_tokens = self._ended_token_s = 0.0  # of as many ends as run
@@ -64,6 +66,7 @@ class Drain:
     def follow(self, serves: Mapping[str, bool]) -> None:
         """Take over which backends the pool has, and whether each serves."""
         self._rates = {each: self._rates.get(each) or Fading(_DRAIN_S) for each in serves}
+        self._always = {each: self._always.get(each) or Fading(_DRAIN_S) for each in serves}
         self._serving = [each for each, does in serves.items() if does]
 
     def passed(
@@ -81,37 +84,44 @@ class Drain:
         self._seen += tokens
         self._held_tokens = held_tokens
         self._believed = self._believed or self._seen >= _BELIEVED_RATIO * held_tokens
-        self._ended(tokens, held_tokens, token_s)
+        self._ended(seconds, ended, held_tokens, token_s)
         for each in self._serving:
             self._rates[each].passed(seconds, ended.get(each, 0), self.memory_s)
 
     def rested(
-        self, seconds: float, tokens: int = 0, held_tokens: int = 0, token_s: float = 0.0
+        self, seconds: float, ended: Mapping[str, int], held_tokens: int = 0, token_s: float = 0.0
     ) -> None:
         """Note that for so many seconds nobody waited; the rest as above."""
         kept = math.exp(-seconds / _DRAIN_KEPT_S)
         self._ended_tokens *= kept
         self._ended_token_s *= kept
-        self._ended(tokens, held_tokens, token_s)
+        self._ended(seconds, ended, held_tokens, token_s)
         self._stands = False
         for rate in self._rates.values():
             rate.fade(seconds, _DRAIN_KEPT_S)
         if self._seconds < _DRAIN_LEAST_S:
             self._seen, self._believed = 0.0, False
 
-    def _ended(self, tokens: int, held_tokens: int, token_s: float) -> None:
-        """Learn how long what ended was held; what is held now weighs as much as all that ended before."""
-        if tokens:
+    def _ended(
+        self, seconds: float, ended: Mapping[str, int], held_tokens: int, token_s: float
+    ) -> None:
+        """Learn how much ended, and how long that was held; what is held now weighs as much as all before."""
+        if tokens := sum(ended.values()):
             kept = math.exp(-tokens / max(held_tokens, tokens))
             self._ended_tokens = kept * self._ended_tokens + tokens
             self._ended_token_s = kept * self._ended_token_s + token_s
+        for each in self._serving:
+            self._always[each].passed(seconds, ended.get(each, 0), self.memory_s)
 
     @property
     def tokens_per_s(self) -> float | None:
         """The rate; None while too little work, or no end of any, was seen."""
-        per_s = sum(self._rates[each].per_s for each in self._serving)
-        known = self._believed and per_s > 0 and self._seconds >= _DRAIN_LEAST_S
-        return max(per_s, _LEAST_PER_S) if known else None
+        waited, always = (
+            sum(rates[each].per_s for each in self._serving)
+            for rates in (self._rates, self._always)
+        )
+        known = self._believed and waited > 0 and self._seconds >= _DRAIN_LEAST_S
+        return max(waited, always, _LEAST_PER_S) if known else None
 
     @property
     def most_per_s(self) -> float | None:
@@ -267,7 +277,7 @@ class Forecast:
         if stands and stood:
             self.drain.passed(seconds, ended, held_tokens(serving), token_s)
         elif not stands:
-            self.drain.rested(seconds, sum(ended.values()), held_tokens(serving), token_s)
+            self.drain.rested(seconds, ended, held_tokens(serving), token_s)
         self._promises.passed(seconds)
         return self.drain
 

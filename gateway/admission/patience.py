@@ -5,8 +5,8 @@ first token. Which of the two it is follows from two rates, both in tokens of ex
 
     demand   of all requests that come, refused ones too. One that returns as it was told is not counted again,
              and one that waits until its adapter is loaded is not counted at all
-    drain    of all requests that end, while somebody waits (`forecast.Drain`). Until it is known: the most that
-             it can be
+    drain    of all requests that end, while somebody waits, and at least in all (`forecast.Drain`). Until it is
+             known: the most that it can be
     load     demand / drain
 
     load <= (1 + n) / 2   the queue empties or hardly grows: the pool's `queue.max_wait` alone bounds the wait

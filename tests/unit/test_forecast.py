@@ -109,6 +109,21 @@ def test_work_that_does_not_end_makes_the_rate_fall():
     assert drain.eta_s(5000) > 3 * before_s
 
 
+def test_what_ends_in_all_is_the_least_that_a_pool_drains():
+    drain = drain_of()
+    for _ in range(20):  # short queues, while prompts are read, in which little ends
+        passed(drain, 1.0, 200)
+        for _ in range(8):
+            drain.rested(0.5, {"a": 600})
+    assert drain.tokens_per_s == pytest.approx(1000, rel=0.1)
+
+
+def test_what_ended_while_nobody_waited_tells_no_rate():
+    drain = drain_of()
+    drain.rested(60.0, {"a": 60_000})
+    assert drain.tokens_per_s is None
+
+
 def test_the_rate_follows_a_change_within_seconds():
     drain = drain_of()
     drained(drain, 60, 10_000)
@@ -183,10 +198,10 @@ def test_what_a_pool_drained_is_forgotten_when_nobody_waited_for_minutes():
     for _ in range(60):
         passed(drain, 0.5, 500)
     for _ in range(120):
-        drain.rested(0.5)
+        drain.rested(0.5, {})
     assert drain.tokens_per_s == pytest.approx(1000)
     for _ in range(180):
-        drain.rested(0.5)
+        drain.rested(0.5, {})
     assert drain.tokens_per_s is None
 
 
@@ -248,11 +263,11 @@ def test_a_backend_that_is_lost_takes_its_part_of_the_rate_with_it_and_brings_it
     assert drain.tokens_per_s == pytest.approx(1000)
 
 
-def rests(drain, seconds, stay_s):
-    """Let nobody wait while 1,000 tokens are held, each for so long."""
-    tokens = round(1000 / stay_s)
+def rests(drain, seconds, stay_s, held_tokens=1000):
+    """Let nobody wait while so many tokens are held, each for so long."""
+    tokens = round(held_tokens / stay_s)
     for _ in range(seconds):
-        drain.rested(1.0, tokens, 1000, tokens * stay_s)
+        drain.rested(1.0, {"a": tokens}, held_tokens, tokens * stay_s)
 
 
 def test_before_the_rate_is_known_it_is_at_most_what_is_held_over_how_long_requests_stayed():
@@ -272,7 +287,7 @@ def test_before_the_rate_is_known_it_is_at_most_what_is_held_over_how_long_reque
 
 def test_how_long_requests_stayed_while_there_was_room_tells_not_when_those_that_wait_have_their_turn():
     drain = drain_of()
-    rests(drain, 30, 1.0)
+    rests(drain, 30, 1.0, held_tokens=200)
     for _ in range(20):
         passed(drain, 0.5, 100, 3000, 100 * 15.0)
     assert drain.eta_s(1000) == pytest.approx(5.0)
@@ -285,6 +300,6 @@ def test_how_long_requests_stayed_is_forgotten_when_none_came_for_minutes():
     drain = drain_of()
     rests(drain, 30, 5.0)
     for _ in range(300):
-        drain.rested(1.0)
+        drain.rested(1.0, {})
     passed(drain, 0.5, 0, 1000)
     assert drain.most_per_s is None

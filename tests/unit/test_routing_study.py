@@ -162,6 +162,14 @@ def test_every_arm_serves_a_whole_trace(arm):
     assert {each.place for each in outcomes} <= {0, 1}
 
 
+@pytest.mark.parametrize("name", ["rag", "random"])
+def test_the_gateway_refuses_nobody_of_a_load_that_its_backends_carry(name):
+    """Long prompts come by chance in crowds, and while those are read nothing ends: that is no overload."""
+    outcomes, _ = run(trace(name, 2, 60.0, seed=3), "gateway", 2, seed=3)
+    assert len(outcomes) > 300
+    assert {each.end for each in outcomes} == {End.COMPLETE}
+
+
 def test_the_same_seed_gives_the_same_figures():
     job = Job("chats", 2, 1, "by load", 0.2)
     first, again = (run_job(job) for _ in range(2))
