@@ -5,8 +5,7 @@
 
 While a change is planned or under way, no request is sent to the adapters that it concerns. So none meets
 an adapter that is about to be unloaded, or is not loaded yet. Only the background tasks (`_change`, `_see_again`)
-await; all else is synchronous. Of several gateways one plans, for the requests of all; the others follow its plan
-(`adapters.together`).
+await; all else is synchronous. Of several gateways one plans for all, and the others follow (`adapters.together`).
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from gateway.core.aio import Clock, Running
 from gateway.core.events import EventKind, Events
 from gateway.core.exclusion import Exclusion
 from gateway.core.types import ModelsSeen
+from gateway.pools.configured import Withheld
 from gateway.pools.table import Backend, PoolTable
 from gateway.watch.adapters import AdapterError, held_by
 
@@ -44,8 +44,7 @@ _GONE_S: Final = 5.0  # a model list that was read before an unload may still na
 _FRESH_S: Final = 1.0  # a loaded adapter stays at least so long, so that its requests find it
 _MEMORY_S: Final = 60.0  # time constant of demand, an exponential average
 _FORGOTTEN: Final = 0.001  # requests in flight on average; less demand than that is none
-# Load times: the pause before the next load that is not urgent, and the least stay.
-_RESTS: Final = 4.0
+_RESTS: Final = 4.0  # load times until the next load that is not urgent, and the least stay
 # A load stops all requests in flight. For this part of the seconds that they lost together, the backend loads
 # nothing else that requests wait for. Simulated, 100 adapters on 4 engines at 12 requests/s: without it the engines
 # stood still for half of the time and a fifth of the requests were refused; 5 % with 0.15, none with 0.25.
@@ -155,14 +154,15 @@ class PoolAdapters:
             for move in moves:
                 self._begin(move, now)
             places = [known.place(each, paths, now) for each in backends]
-        planned = lacks(wanted, places)
+        planned, told = lacks(wanted, places), list[Withheld]()
         for each in self._table.backends(self._pool):
             gone = (name for place, name in known.gone if place == each.id)
             lacking = dict.fromkeys(gone, Exclusion.MODEL_MISSING) | planned.get(each.id, {})
             if (change := self.changes.get(each.id)) is not None:
                 lacking |= self._during(each, change, now)
             self._lacking[each.id] = lacking
-            self._table.withhold(each, lacking, *known.ordered(each.id))
+            told.append(Withheld(each, lacking, known.ordered(each.id)))
+        self._table.withhold(*told)
 
     def tell(self) -> PoolTold:
         """Return what the other gateways need to know."""
@@ -188,7 +188,7 @@ class PoolAdapters:
 
     def _follow(self, placed: Mapping[str, Placed]) -> None:
         """Apply the leading gateway's placement here, and fetch a backend's model list again where it differs."""
-        paths = self.known.paths(self._table.backends(self._pool)).keys()
+        paths, told = self.known.paths(self._table.backends(self._pool)).keys(), list[Withheld]()
         for each in self._serving():
             if (seen := placed.get(each.id)) is None:
                 continue
@@ -200,7 +200,8 @@ class PoolAdapters:
             lacking |= seen.exclusions
             if (change := self.changes.get(each.id)) is not None:  # begun while this one led
                 lacking |= self._during(each, change, self._clock.now())
-            self._table.withhold(each, lacking, *self.known.ordered(each.id))
+            told.append(Withheld(each, lacking, self.known.ordered(each.id)))
+        self._table.withhold(*told)
 
     async def _see_again(self, backend: Backend) -> None:
         try:
@@ -217,9 +218,8 @@ class PoolAdapters:
     def _awaited(self, name: str, now: float) -> bool:
         """Note that requests wait for an adapter, if no backend has it; return whether that is new."""
         backends, known = self._serving(), self.known
-        if any(name in each.models and name not in each.lacking for each in backends):
-            return False
-        if name not in known.paths(backends):
+        served = any(name in each.models and name not in each.lacking for each in backends)
+        if served or name not in known.paths(backends):
             return False
         known.demand[name] = known.demand.get(name, 0.0) + 1.0 / _MEMORY_S
         return known.waits_since.setdefault(name, now) == now

@@ -1,12 +1,14 @@
-"""How a backend reads its settings and its model list."""
+"""How a backend reads its settings and its model list, and what is kept from requests there."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from gateway.config.models import Admission, BackendConfig, HealthConfig, PoolConfig
 from gateway.config.parameters import PrefixRouting
+from gateway.core.exclusion import Exclusion
 from gateway.core.prefix import PrefixIndex
 from gateway.core.traffic import Engine
 from gateway.core.types import ModelsSeen, Phase
@@ -16,6 +18,19 @@ from gateway.prefix.approximate import ApproximateIndex
 from gateway.prefix.precise import PreciseIndex
 from gateway.prefix.ranked import RankedIndex
 from gateway.wire.vllm import chats_take_ids
+
+
+class Withheld(NamedTuple):
+    """Which adapters requests cannot have at a backend, whatever it lists."""
+
+    backend: Backend
+    why: Mapping[str, Exclusion]
+    ordered: tuple[tuple[str, bool], ...] = ()  # which shall be there by an order, or shall not
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the backend does not have it so yet."""
+        return (self.backend.lacking, self.backend.ordered) != (self.why, self.ordered)
 
 
 def member(

@@ -19,7 +19,6 @@ from typing import Final
 
 from gateway.config.models import HealthConfig, PoolConfig
 from gateway.core.aio import Clock
-from gateway.core.exclusion import Exclusion
 from gateway.core.prefix import Prefix
 from gateway.core.types import (
     SERVING,
@@ -38,7 +37,7 @@ from gateway.core.types import (
     UsageSource,
 )
 from gateway.pools.backend import HERE_S, Backend
-from gateway.pools.configured import adopt_models, configure, member, narrow
+from gateway.pools.configured import Withheld, adopt_models, configure, member, narrow
 from gateway.pools.elsewhere import NOTHING, UnderWay
 from gateway.pools.facts import HealthState, Policy, Tending, carried_nowhere
 from gateway.pools.health import Order, advance, listen, obey, tend
@@ -192,13 +191,18 @@ class PoolTable:
         if backend.in_flight:
             self._leaving.append(backend)
 
-    def withhold(self, backend: Backend, why: Mapping[str, Exclusion], *kept: tuple[str, bool]) -> None:  # fmt: skip
-        """Note which adapters requests cannot have there, whatever it lists; `kept`: which shall be there or not."""
-        if (backend.lacking, backend.ordered) != (why, kept):
-            self.epoch += backend.ordered != kept
-            backend.lacking, backend.ordered = why, kept
+    def withhold(self, *told: Withheld) -> None:
+        """Note what requests cannot have at backends of one pool: at all of them at once.
+
+        One adapter may be loaded at another backend than before. In between nobody is told that it is nowhere.
+        """
+        changed = [each for each in told if each.is_new]
+        for backend, why, ordered in changed:
+            self.epoch += backend.ordered != ordered
+            backend.lacking, backend.ordered = why, ordered
+        if changed:
             self.revision += 1
-            self._tell_capacity(backend.pool)
+            self._tell_capacity(changed[0].backend.pool)
 
     # --- slots ------------------------------------------------------------------------------------
 

@@ -16,3 +16,9 @@ def test_every_request_of_a_small_mix_gets_its_reply_from_an_engine_that_has_its
     names = {shot.adapter for shot in shots}
     # The gateway has loaded beforehand what fits; the others load what is asked for.
     assert loads <= len(names) if arm == "gateway" else loads > 0
+
+
+def test_the_gateway_refuses_nobody_who_waits_for_an_adapter_that_moves():
+    shots = site.mix(seconds=30.0, rate_per_s=6.0, skew=0.8, seed=2)
+    outcomes, _ = site.run(shots, "gateway", seed=2, head_s=0.0)
+    assert {outcome.end for outcome in outcomes} == {End.COMPLETE}

@@ -31,6 +31,7 @@ from gateway.core.types import (
     UsageSource,
 )
 from gateway.ops.explain import why_it_waited
+from gateway.pools.configured import Withheld
 from gateway.pools.facts import Tending
 from gateway.pools.health import Order
 from gateway.routing.choice import failed_at
@@ -1669,13 +1670,13 @@ async def test_what_needs_no_engine_and_came_before_a_backend_was_up_waits_for_n
 @held
 async def test_what_needs_no_engine_and_came_before_its_adapter_was_loaded_waits_for_no_room_there():
     world = house()
-    world.table.withhold(world.table.get("m/b1"), {"sql": Exclusion.ADAPTER_LOADING})
+    world.table.withhold(Withheld(world.table.get("m/b1"), {"sql": Exclusion.ADAPTER_LOADING}))
     chats = await world.guests(3)
     (asks,) = await world.guests(1, adapter="sql", endpoint=Endpoint.TOKENIZE)
     world.up("m/b1", "sql")
     await turns()
     assert asks.waits
-    world.table.withhold(world.table.get("m/b1"), {})
+    world.table.withhold(Withheld(world.table.get("m/b1"), {}))
     await turns()
     assert numbers(chats) == [0]
     assert asks.slot.backend_id == "m/b1"
@@ -2054,12 +2055,12 @@ async def test_who_waits_for_an_adapter_waits_for_its_load_also_in_an_overload()
     world = house()
     await overloaded(world)
     backend = world.table.get("m/b1")
-    world.table.withhold(backend, {"sql": Exclusion.ADAPTER_LOADING})
+    world.table.withhold(Withheld(backend, {"sql": Exclusion.ADAPTER_LOADING}))
     (guest,) = await world.guests(1, "flood", adapter="sql", stream=True, wait_s=60.0)
     assert world.gate.awaited("m") >= {"sql"}
     await passes(5.0)
     assert guest.waits
-    world.table.withhold(backend, {"sql": Exclusion.ADAPTER_FAILED})
+    world.table.withhold(Withheld(backend, {"sql": Exclusion.ADAPTER_FAILED}))
     await passes(0.6)
     assert "could not load it" in guest.refusal.message
 
@@ -2067,7 +2068,7 @@ async def test_who_waits_for_an_adapter_waits_for_its_load_also_in_an_overload()
 @held
 async def test_what_waits_for_loads_alone_is_no_standing_queue():
     world = house()
-    world.table.withhold(world.table.get("m/b1"), {"sql": Exclusion.ADAPTER_DUE})
+    world.table.withhold(Withheld(world.table.get("m/b1"), {"sql": Exclusion.ADAPTER_DUE}))
     (guest,) = await world.guests(1, "b", adapter="sql", wait_s=60.0)
     for _ in range(8):
         (other,) = await world.guests(1, "a", tokens=100)
@@ -2086,11 +2087,11 @@ async def test_who_waits_for_a_load_is_no_demand_that_the_pool_fails_to_drain():
     world = house()
     patience = world.gate._lines["m"].patience
     backend = world.table.get("m/b1")
-    world.table.withhold(backend, {"sql": Exclusion.ADAPTER_DUE})
+    world.table.withhold(Withheld(backend, {"sql": Exclusion.ADAPTER_DUE}))
     await world.guests(1, "a", adapter="sql", tokens=100)
     assert demand() == 0
     world.up("m/b1", "sql")
-    world.table.withhold(backend, {})
+    world.table.withhold(Withheld(backend, {}))
     await world.guests(2, "a", adapter="sql", tokens=100)
     assert demand() > 0
 
@@ -2100,7 +2101,7 @@ async def test_an_adapter_that_is_not_there_is_asked_for_in_the_turn_in_which_it
     world = house()
     world.gate.on_wanted.append(
         lambda route, leaving: world.table.withhold(
-            world.table.get("m/b1"), {route.adapter: Exclusion.ADAPTER_LOADING}
+            Withheld(world.table.get("m/b1"), {route.adapter: Exclusion.ADAPTER_LOADING})
         )
     )
     (guest,) = await world.guests(1, adapter="sql")
@@ -2108,7 +2109,7 @@ async def test_an_adapter_that_is_not_there_is_asked_for_in_the_turn_in_which_it
     world.up("m/b1", "sql")
     await turns()
     assert guest.waits  # its keeper says when it may be used
-    world.table.withhold(world.table.get("m/b1"), {})
+    world.table.withhold(Withheld(world.table.get("m/b1"), {}))
     await turns()
     assert guest.inside
     assert world.table.get("m/b1").adapter_requests == {"sql": 1}
@@ -2118,9 +2119,24 @@ async def test_an_adapter_that_is_not_there_is_asked_for_in_the_turn_in_which_it
 
 
 @held
+async def test_an_adapter_that_is_to_be_loaded_at_another_backend_than_before_is_still_waited_for():
+    world = house(backends=[ONE, single(TWO)])
+    one, two = (world.table.get(each) for each in ("m/b1", "m/b2"))
+    due = {"sql": Exclusion.ADAPTER_DUE}
+    world.table.withhold(Withheld(one, due), Withheld(two, {}))
+    (guest,) = await world.guests(1, adapter="sql")
+    world.table.withhold(Withheld(one, {}), Withheld(two, due))
+    await turns()
+    assert guest.waits
+    world.table.withhold(Withheld(two, {}))
+    await turns()
+    assert "both backends have not loaded it" in guest.refusal.message
+
+
+@held
 async def test_what_waits_for_an_adapter_claims_no_room_of_others():
     world = House(m={"backends": [{"url": "http://h:1", "max_in_flight": 1}]})
-    world.table.withhold(world.table.get("m/b1"), {"sql": Exclusion.ADAPTER_DUE})
+    world.table.withhold(Withheld(world.table.get("m/b1"), {"sql": Exclusion.ADAPTER_DUE}))
     (guest,) = await world.guests(1, "a", adapter="sql", wait_s=600.0)
     (inside,) = await world.guests(1, "b")
     for _ in range(40):  # many times more than what is overtaken stands for
@@ -2137,7 +2153,7 @@ async def test_those_who_wait_for_loads_cost_no_look_until_something_was_loaded(
     names = [f"a{number}" for number in range(50)]
     world = house(backends=[single(ONE, 2), single(TWO, 2)])
     for backend in world.table:
-        world.table.withhold(backend, dict.fromkeys(names, Exclusion.ADAPTER_DUE))
+        world.table.withhold(Withheld(backend, dict.fromkeys(names, Exclusion.ADAPTER_DUE)))
     guests = {name: world.guest(adapter=name, wait_s=600.0) for name in names}
     await turns()
     world.chooser.count = 0
@@ -2149,7 +2165,7 @@ async def test_those_who_wait_for_loads_cost_no_look_until_something_was_loaded(
     assert world.chooser.count < 3 * 50  # each of them once, and those who went in
     world.up("m/b2", "a7")
     others = dict.fromkeys([name for name in names if name != "a7"], Exclusion.ADAPTER_DUE)
-    world.table.withhold(world.table.get("m/b2"), others)
+    world.table.withhold(Withheld(world.table.get("m/b2"), others))
     await turns()
     assert [name for name, each in guests.items() if each.inside] == ["a7"]
 
@@ -2160,7 +2176,7 @@ async def test_what_has_no_room_where_its_adapter_is_claims_none_where_that_is_o
     world.up("m/b1", "sql")
     world.scrape("m/b1", running=1, kv=0.85)
     world.scrape("m/b2")
-    world.table.withhold(world.table.get("m/b2"), {"sql": Exclusion.ADAPTER_LOADING})
+    world.table.withhold(Withheld(world.table.get("m/b2"), {"sql": Exclusion.ADAPTER_LOADING}))
     await world.guests(2, "c", adapter="sql", tokens=10)
     (guest,) = await world.guests(1, "a", adapter="sql", tokens=5000, wait_s=600.0)
     (inside,) = await world.guests(1, "b", tokens=2000)
@@ -2172,7 +2188,7 @@ async def test_what_has_no_room_where_its_adapter_is_claims_none_where_that_is_o
         inside = after
     assert guest.waits
     world.up("m/b2", "sql")
-    world.table.withhold(world.table.get("m/b2"), {})
+    world.table.withhold(Withheld(world.table.get("m/b2"), {}))
     inside.end()
     await turns()
     assert guest.slot.backend_id == "m/b2"

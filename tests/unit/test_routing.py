@@ -28,6 +28,7 @@ from gateway.core.types import (
     Scraped,
     ServedModel,
 )
+from gateway.pools.configured import Withheld
 from gateway.pools.health import Order
 from gateway.pools.pulse import Waits
 from gateway.pools.table import PoolTable
@@ -819,7 +820,7 @@ def test_a_name_is_as_well_as_the_best_backend_that_holds_it(table):
 @pytest.mark.parametrize("listed", [True, False])
 def test_an_adapter_that_requests_cannot_have_yet_is_not_called_ready(table, why, told, listed):
     make_ready(table, "m/b3", models=(BASE, LORA) if listed else (BASE,))
-    table.withhold(table.get("m/b3"), {"lora-a": why})
+    table.withhold(Withheld(table.get("m/b3"), {"lora-a": why}))
     config = pools(m={"backends": URLS, "adapters": ["lora-a"]})
     entry = Catalog.build(config, table).entries["lora-a"]
     assert status(entry, table.backends("m")) == told
