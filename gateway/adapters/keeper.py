@@ -136,8 +136,8 @@ class PoolAdapters:
             self._awaited(name, now)
         self.look()
 
-    def look(self) -> None:
-        """Begin the changes that placement plans, and tell the pool table which adapters are not available."""
+    def look(self, *, plans: bool = True) -> None:
+        """Begin the changes that placement `plans`, and tell the pool table which adapters are not available."""
         now, known = self._clock.now(), self.known
         backends = self._serving()
         for each in backends:
@@ -150,7 +150,7 @@ class PoolAdapters:
             return
         paths, wanted = known.paths(backends), known.wanted(backends, now)
         places = [known.place(each, paths, now) for each in backends]
-        if self.leads and (moves := plan(wanted, places)):
+        if self.leads and plans and (moves := plan(wanted, places)):
             for move in moves:
                 self._begin(move, now)
             places = [known.place(each, paths, now) for each in backends]
@@ -190,8 +190,8 @@ class PoolAdapters:
         """Apply the leading gateway's placement here, and fetch a backend's model list again where it differs."""
         paths, told = self.known.paths(self._table.backends(self._pool)).keys(), list[Withheld]()
         for each in self._serving():
-            if (seen := placed.get(each.id)) is None:
-                continue
+            unseen = dict.fromkeys(paths - each.models.keys(), Exclusion.ADAPTER_DUE)
+            seen = placed.get(each.id) or placed_on(each, unseen)  # if it only just serves
             lacking = dict.fromkeys(paths & {*each.adapters} - seen.held, Exclusion.MODEL_MISSING)
             lacking |= dict.fromkeys(seen.held - each.models.keys(), Exclusion.ADAPTER_LOADING)
             if lacking and each.id not in self._seeing:

@@ -1,27 +1,25 @@
-"""The LoRA adapters of all pools: one keeper per pool, operators' orders, and the status of each adapter."""
+"""The LoRA adapters of all pools: one keeper per pool, and operators' orders."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Coroutine, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
 from gateway.adapters.keeper import PoolAdapters, Tools
 from gateway.adapters.memory import Memory, Order
-from gateway.adapters.seen import NOT_VLLM, unloaded_by_operator
+from gateway.adapters.seen import NOT_VLLM
 from gateway.adapters.server import Server, VllmServer
+from gateway.adapters.status import AdapterStatus, statuses
 from gateway.adapters.together import Together
 from gateway.adapters.weights import sizes
 from gateway.config.models import PoolConfig
 from gateway.core.aio import Clock, guarded, periodic
 from gateway.core.events import Event, EventKind, Events
-from gateway.core.exclusion import Exclusion
-from gateway.core.types import SERVING, Phase, Route
+from gateway.core.types import SERVING, Route, Transition
 from gateway.heal.orders import OrderRefused
 from gateway.pools.table import Backend, PoolTable
 from gateway.watch.adapters import AdapterError
@@ -30,37 +28,6 @@ _EVERY_S: Final = 0.5
 _ENDS: Final = frozenset({EventKind.EXITED, EventKind.START_FAILED})
 # For the sizes of adapters: a file server that hangs must not hold up the rest.
 _MEASURED_S: Final = 2.0
-# Of several gateways only one loads and unloads; the others hear from it.
-_ELSEWHERE: Final[Mapping[Exclusion | None, str]] = {
-    Exclusion.ADAPTER_LOADING: "the gateway that places adapters is loading it",
-    Exclusion.ADAPTER_FAILED: "the gateway that places adapters could not load it; its own list says why",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterStatus:
-    """One adapter on one backend, or why it is not there; for people."""
-
-    adapter: str
-    backend_id: str
-    state: str  # loaded, loading, unloading, or not_loaded
-    path: str | None  # as the server reports it, or where it would be loaded from
-    loaded_by: str | None  # gateway, or other: the server itself or somebody else; None: not loaded
-    wanted_by: str | None  # operator: an order keeps it there; settings: the pool lists it
-    order: str | None  # load or unload: the operator's order that holds; None: the settings decide
-    in_flight: int
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Sight:
-    """What holds for all adapters of a backend; computed once, not for each of them."""
-
-    backend: Backend
-    loaded: AbstractSet[str]  # by gateways
-    orders: Mapping[str, Order]
-    paths: Mapping[str, str]  # from where it loads them
-    why_not: Mapping[str, str]  # for people: why it does not load those that it lacks
 
 
 class Adapters:
@@ -88,6 +55,7 @@ class Adapters:
         self._changed = True
         self._measuring: asyncio.Task[None] | None = None
         events.on_event.append(self._heard)
+        table.on_transition.append(self._changed_phase)
 
     def apply(self, pools: Mapping[str, PoolConfig]) -> None:
         """Apply settings. A pool that stays keeps its state."""
@@ -168,10 +136,22 @@ class Adapters:
         task = self._group.create_task(guarded(work, name=name), name=name)
         task.add_done_callback(lambda _: work.close())  # one that was cancelled may not have begun
 
+    def _changed_phase(self, transition: Transition) -> None:
+        """Tell at once what a server that begins to serve will load: whoever waits for nothing else is refused.
+
+        Where it is loaded is planned later: other servers that begin to serve may have it.
+        """
+        keeper = self._keeper(transition.backend_id)
+        if keeper is not None and transition.after in SERVING and self._group is not None:
+            keeper.look(plans=False)
+
+    def _keeper(self, backend_id: str) -> PoolAdapters | None:
+        backend = self._table.get(backend_id)
+        return None if backend is None else self.pools.get(backend.pool)
+
     def _heard(self, event: Event) -> None:
         """Note the adapters that supervision loaded on a restarted server, and the servers that ended."""
-        backend = self._table.get(event.backend_id)
-        keeper = self.pools.get(backend.pool) if backend is not None else None
+        keeper = self._keeper(event.backend_id)
         if event.kind is EventKind.ADAPTER:
             self.memory.note(event.backend_id, event.label)
         elif keeper is None:
@@ -288,62 +268,4 @@ class Adapters:
 
     def statuses(self) -> list[AdapterStatus]:
         """Return every adapter on every backend, and why it is not on others."""
-        found, now = [], self._clock.now()
-        for pool, keeper in self.pools.items():
-            backends, known = self._table.backends(pool), keeper.known
-            paths, listed = known.paths(backends), known.listed_paths.keys()
-            names = dict.fromkeys((*paths, *(name for each in backends for name in each.adapters)))
-            sights = [
-                _Sight(
-                    *(each, known.memory.loaded(each.id), known.orders(each.id)),
-                    *(there := known.paths_at(each.id, paths), known.why_not(each, there, now)),
-                )
-                for each in backends
-            ]
-            found += [
-                self._status(keeper, each, name, in_settings=name in listed)
-                for name in names
-                for each in sights
-            ]
-        return found
-
-    def _status(
-        self, keeper: PoolAdapters, sight: _Sight, name: str, *, in_settings: bool
-    ) -> AdapterStatus:
-        backend, wanted = sight.backend, sight.paths.get(name)
-        now, model = self._clock.now(), backend.models.get(name)
-        change, order = keeper.changes.get(backend.id), sight.orders.get(name)
-        loaded_by = None
-        if change is not None and name in (change.move.load, change.move.unload):
-            state = "loading" if change.move.load == name else "unloading"
-            usual = "" if keeper.usual_s is None else f", usually at most {keeper.usual_s:.1f} s"
-            detail = f"for {now - change.began_at:.1f} s{usual}"
-            waited_for = backend.adapter_requests.get(change.move.unload or "", 0)
-            if waited_for and change.late_at == math.inf:  # the server was asked for nothing yet
-                detail = f"waits until {waited_for} in flight of {change.move.unload} have ended"
-        elif model is not None:
-            state = "loaded"
-            loaded_by = "gateway" if name in sight.loaded else "other"
-            stale = wanted is not None and model.root not in (None, wanted)
-            detail = f"wanted from {wanted}" if stale else ""
-            if backend.phase is Phase.DOWN:
-                detail = "as last seen: the backend is down"
-        else:
-            state = "not_loaded"
-            detail = _ELSEWHERE.get(backend.lacking.get(name), "not asked for there")
-            if backend.phase not in SERVING:
-                detail = f"the backend is {backend.phase.value}"
-            elif order is not None and not order.keep:
-                detail = unloaded_by_operator(order)
-            elif wanted is None:
-                detail = "the gateway has no path for it"
-            elif why := sight.why_not[name]:
-                detail = why
-        wanted_by, ordered = "settings" if in_settings else None, None
-        if order is not None:
-            wanted_by, ordered = ("operator", "load") if order.keep else (None, "unload")
-        path = model.root if model is not None else wanted
-        in_flight = backend.adapter_requests.get(name, 0)
-        return AdapterStatus(
-            name, backend.id, state, path, loaded_by, wanted_by, ordered, in_flight, detail
-        )
+        return statuses(self.pools, self._table, self._clock.now())

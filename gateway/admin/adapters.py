@@ -9,8 +9,8 @@ from typing import Final, Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from gateway.adapters.keepers import AdapterStatus
 from gateway.adapters.memory import Order
+from gateway.adapters.status import AdapterStatus
 from gateway.admin.desk import Desk
 from gateway.admin.endpoint import Asked, Body, DryRunBody, DryRunQuery, Listing, ListQuery
 from gateway.admin.fleet import refusals

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.adapters.keepers import AdapterStatus
+from gateway.adapters.status import AdapterStatus
 from gateway.admin import (
     adapters,
     fleet,

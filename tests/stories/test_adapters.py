@@ -74,6 +74,17 @@ async def test_a_request_for_an_adapter_that_nobody_has_waits_for_its_load_and_n
         assert asked == ["b"]
 
 
+@pytest.mark.parametrize("backends", [1, 2])
+@story
+async def test_requests_for_adapters_that_come_before_any_server_is_up_are_served(backends):
+    listed = pool([lora("sql"), lora("fr")], backends)
+    async with gateway(*[SLOW] * backends, pools=listed, wait=False) as world:
+        names = ["sql", "fr", "m"] * 3
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(world.chat(model=each, max_tokens=1)) for each in names]
+        assert [each.result().status_code for each in asked] == [200] * len(names)
+
+
 def test_adapters_on_a_file_server_that_hangs_are_placed_all_the_same(tmp_path):
     told = tmp_path / "adapter_config.json"
     os.mkfifo(told)  # who reads it waits

@@ -418,6 +418,21 @@ def test_a_reason_that_only_another_version_knows_leaves_the_others_in_force(tmp
 
 
 @held
+async def follows_one_that_did_not_see_it_serve_yet(folder):
+    site = Site(folder)
+    site.keeper.leads = False
+    site.keeper.hear(Elsewhere([PoolTold(placed={})]))
+    (backend,) = site.table
+    assert backend.lacking == dict.fromkeys("ab", Exclusion.ADAPTER_DUE)
+
+
+def test_what_the_one_that_places_them_may_load_on_a_server_that_only_just_serves_is_waited_for(
+    tmp_path,
+):
+    follows_one_that_did_not_see_it_serve_yet(tmp_path)
+
+
+@held
 async def finds_what_was_being_loaded(folder, *, restarts):
     """Have a load end after whoever began it lost sight of it, and see that it makes room for another."""
     site = Site(folder)
