@@ -137,7 +137,7 @@ class PoolAdapters:
         self.look()
 
     def look(self, *, plans: bool = True) -> None:
-        """Begin the changes that placement `plans`, and tell the pool table which adapters are not available."""
+        """Tell the pool table which adapters are not available; with `plans` first begin what placement plans."""
         now, known = self._clock.now(), self.known
         backends = self._serving()
         for each in backends:
