@@ -115,7 +115,8 @@ def routed(folder, engines, prefix, **more):
     """Run a gateway in front of both; wait until it knows all that it can know."""
     backends = [f"http://127.0.0.1:{each.port}" for each in engines]
     pool = {"backends": backends, "prefix": prefix, "tokenizer": str(MODELS / "tiny"), **more}
-    extra = "health: {timeout: 10s}\ntimeouts: {connect: 10s}\n"
+    # A scrape that saw the last request as it ended has the next one go elsewhere, until the next scrape.
+    extra = "health: {timeout: 10s, scrape_interval: 200ms}\ntimeouts: {connect: 10s}\n"
     with gateway(folder, "pools: " + json.dumps({"tiny": pool}), extra) as world:
         wait_until(lambda: set(states(world)) == {"ready"}, 60, "all serve")
         if prefix == "precise":
