@@ -45,6 +45,7 @@ UNMEASURED: Final = Demand(0, exact=False)  # of an ask of which nothing is know
 
 # The parts of a character are 4 tokens at most, a mark of tool calls some more.
 _MOST_ASKED: Final = 16
+_NOT_WHOLE: Final = "\ufffd"  # how a character ends whose other tokens are missing
 # To read the ids of a prompt: a tenth of what a fast engine needs to compute as much.
 _READ_S: Final = 0.02
 _READ_BYTE_S: Final = 1e-6
@@ -197,7 +198,7 @@ class Measuring:
         """Ask a backend how many of the last tokens of a stream that broke off were shown, if that is not known.
 
         The last one or more may be parts of a character that is not whole, or of what may become a tool
-        call. Cancel: nothing is held.
+        call. Nobody goes on within a character: vLLM would write all of the prompt. Cancel: nothing is held.
         """
         unsure, shown = stream.unsure, None
         serving = self._serving(ask)
@@ -207,7 +208,7 @@ class Measuring:
                 shown = stream.shown_of(text)
             if text is None or shown is None:
                 return
-            if shown.startswith(text):
+            if shown.startswith(text) and not text.endswith(_NOT_WHOLE):
                 stream.put_seam(tokens, shown[len(text) :])
                 return
 

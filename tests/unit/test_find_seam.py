@@ -84,6 +84,15 @@ def test_the_seam_lies_where_the_text_of_the_tokens_is_what_was_shown(texts, rep
     assert asker.asked == [("/detokenize", "served", [70, 8, 9][:count]) for count in list(texts)]
 
 
+def test_nobody_goes_on_within_a_character():
+    watch = stream(call(temperature=1))
+    for each in (role([1, 2, 3]), frame("x", [6]), frame("\ufffd", [70, 8])):  # 8 is a mark
+        watch.feed(each)
+    watch.broken(FAULT)
+    seek(Asker({2: "\ufffd</think>", 1: "\ufffd"}), watch)
+    assert watch.rest() is None
+
+
 def test_a_backend_that_does_not_tell_ends_the_search():
     asker = Asker({3: "ab"}, status=404)
     assert found(asker) is None
