@@ -657,6 +657,34 @@ class Late(Store):
 
 
 @held
+async def tells_at_once_and_plans_later(folder):
+    site = Site(folder)
+    for _ in range(3):
+        site.table.observe("m/b1", ProbeFailed(site.loop.time(), "refused"))
+    adapters = Adapters(
+        *(site.table, site.loop, Events(), Memory(folder), lambda pool: frozenset()),
+        connect=lambda backend: Server(site.names),
+    )
+    adapters.apply(site.settings)
+    running = site.loop.create_task(adapters.run())
+    await passes(0.2)
+    site.table.observe("m/b1", ModelsSeen(site.loop.time(), (BASE,), None, "0.32.0"))
+    for _ in range(2):
+        site.table.observe("m/b1", ProbePassed(site.loop.time()))
+    (backend,) = site.table
+    assert backend.lacking == dict.fromkeys("ab", Exclusion.ADAPTER_DUE)
+    assert not adapters.pools["m"].changes
+    await passes(2 * LOAD_S)
+    assert site.names
+    running.cancel()
+    await asyncio.wait([running])
+
+
+def test_what_a_server_that_begins_to_serve_will_load_is_told_at_once_and_planned_later(tmp_path):
+    tells_at_once_and_plans_later(tmp_path)
+
+
+@held
 async def waits_to_know_who_leads(folder, comes_with_a_reload):
     """Ask a worker that may not lead for an adapter, before it has heard who does."""
     site = Site(folder)
