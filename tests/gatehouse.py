@@ -37,11 +37,13 @@ KV = {"stop_admitting": 0.9, "resume": 0.8}  # round numbers, whatever is shippe
 
 
 class _Jumps(selectors.DefaultSelector):
-    """Waits for nothing: the time that a loop would sleep has passed at once."""
+    """Waits for nothing but threads: the time that a loop would sleep has passed at once."""
 
     loop: HeldLoop
 
     def select(self, timeout=None):
+        if self.loop.threads:
+            return super().select(timeout if timeout == 0 else None)
         if timeout is None:
             raise AssertionError("everything waits, and no timer will ever end it")
         self.loop.at += max(0.0, timeout)
@@ -49,13 +51,14 @@ class _Jumps(selectors.DefaultSelector):
 
 
 class HeldLoop(asyncio.SelectorEventLoop):
-    """Time stands still while anything can run, then jumps to the next timer. It is a clock too.
+    """Time stands still while anything can run, a thread too, then jumps to the next timer. It is a clock too.
 
     Let times be binary fractions: then sums are exact, and what is due at a time happens at it.
     """
 
     def __init__(self):
         self.at = 100.0
+        self.threads = 0  # that run and are waited for
         selector = _Jumps()
         selector.loop = self
         super().__init__(selector)
@@ -65,9 +68,20 @@ class HeldLoop(asyncio.SelectorEventLoop):
 
     now = wall = time
 
+    def run_in_executor(self, executor, func, *args):
+        ended = super().run_in_executor(executor, func, *args)
+        self.threads += 1
+        ended.add_done_callback(self._thread_ended)
+        return ended
+
+    def _thread_ended(self, _):
+        self.threads -= 1
+
     async def shutdown_default_executor(self, *timeout):
         """Wait for its threads, however long: a deadline is over at once in held time."""
+        self.threads += 1
         await super().shutdown_default_executor()
+        self.threads -= 1
 
 
 def held(test):
