@@ -56,6 +56,7 @@ class Adapters:
         self._measuring: asyncio.Task[None] | None = None
         events.on_event.append(self._heard)
         table.on_transition.append(self._changed_phase)
+        table.on_models.append(self._changed_models)
 
     def apply(self, pools: Mapping[str, PoolConfig]) -> None:
         """Apply settings. A pool that stays keeps its state."""
@@ -137,12 +138,17 @@ class Adapters:
         task.add_done_callback(lambda _: work.close())  # one that was cancelled may not have begun
 
     def _changed_phase(self, transition: Transition) -> None:
-        """Tell at once what a server that begins to serve will load: whoever waits for nothing else is refused.
+        if transition.after in SERVING:
+            self._changed_models(transition.backend_id)
 
-        Where it is loaded is planned later: other servers that begin to serve may have it.
+    def _changed_models(self, backend_id: str) -> None:
+        """Tell at once what a server will load that begins to serve, or has lost an adapter.
+
+        Whoever waits for an adapter that is nowhere, and will be nowhere, is refused. Where it is loaded is planned
+        later: other servers that begin to serve may have it.
         """
-        keeper = self._keeper(transition.backend_id)
-        if keeper is not None and transition.after in SERVING and self._group is not None:
+        keeper = self._keeper(backend_id)
+        if keeper is not None and self._group is not None:
             keeper.look(plans=False)
 
     def _keeper(self, backend_id: str) -> PoolAdapters | None:

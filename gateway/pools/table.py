@@ -1,12 +1,11 @@
 """`PoolTable`: the only owner of live state. It alone writes the `Backend`s it hands out.
 
-Every method is synchronous, so nobody sees a half-made change between two awaits. Whoever takes a
-slot gives it back through the slot itself; one of a backend that has left the configuration in the
-meantime comes back just as well, and the last one lets the backend go.
+Every method is synchronous, so nobody sees a half-made change. Whoever takes a slot gives it back through the slot
+itself, also one of a backend that has left the configuration meanwhile: the last one lets the backend go.
 
-What a backend has to do is kept beside it in expected seconds (`Backend.weighed`): what our requests
-there are credited with, and what its last scrape showed beside them. Without a fresh scrape that is
-unknown, which is not the same as none.
+What a backend has to do is kept beside it in expected seconds (`Backend.weighed`): what our requests there are
+credited with, and what its last scrape showed beside them. Without a fresh scrape that is unknown, which is not the
+same as none.
 """
 
 from __future__ import annotations
@@ -57,11 +56,11 @@ _UPSTREAM: Final = UsageSource.UPSTREAM  # looked up once: 0.15 us before Python
 class PoolTable:
     """All pools and their backends.
 
-    `epoch` grows with every change of membership, models, windows or endpoints, `revision` with those
-    and every change of a phase: what was computed from them may be kept as long as they stand still.
-    Listeners are called synchronously and must not raise: `on_transition` with each change of phase, `on_members` when
-    backends came or went, `on_capacity` with the pool's name when it may be able to take more work than before,
-    `on_read` with it when a backend has read a prompt, `on_cut` with a backend's id and the sign when its limit sank.
+    `epoch` grows with every change of membership, models, windows or endpoints, `revision` with those and every change
+    of a phase: what was computed from them holds while they stand still. Listeners are called synchronously and must
+    not raise: `on_transition` with each change of phase, `on_members` when backends came or went, `on_models` with a
+    backend's id when it serves other models, `on_capacity` with a pool's name when it may take more work than before,
+    `on_read` with it when a backend has read a prompt, `on_cut` with a backend's id and a sign when its limit sank.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -69,6 +68,7 @@ class PoolTable:
         self.transitions: deque[Transition] = deque(maxlen=_TRANSITIONS_KEPT)
         self.on_transition: list[Callable[[Transition], None]] = []
         self.on_members: list[Callable[[], None]] = []
+        self.on_models: list[Callable[[str], None]] = []
         self.on_capacity: list[Callable[[str], None]] = []
         self.on_read: list[Callable[[str, float, int], None]] = []
         self.on_cut: list[Callable[[str, str], None]] = []
@@ -120,8 +120,7 @@ class PoolTable:
         now = self._clock.now()
         if health is not None:
             self._policy = Policy(fall=health.fall, rise=health.rise, progress_s=health.progress)
-        before, self._backends = self._backends, {}
-        self._pools = {}
+        before, self._backends, self._pools = self._backends, {}, {}
         for pool, config in pools.items():
             known = [before.get(f"{pool}/{each.name}") for each in config.backends]
             pairs = zip(config.backends, known, strict=True)
@@ -153,8 +152,7 @@ class PoolTable:
     def tend(self, backend_id: str, tending: Tending | None) -> Transition | None:
         """Take note that the supervisor works on a backend, or, with None, that it has ended.
 
-        A backend that comes back from a restart starts slowly. One that is no longer configured is
-        left alone.
+        A backend that comes back from a restart starts slowly. One that is no longer configured is left alone.
         """
         backend, now = self._backends.get(backend_id), self._clock.now()
         if backend is None:
@@ -317,6 +315,8 @@ class PoolTable:
     def _models_seen(self, backend: Backend, seen: ModelsSeen) -> None:
         if adopt_models(backend, seen):
             self._changed()
+            for listener in self.on_models:
+                listener(backend.id)
             self._tell_capacity(backend.pool)
 
     def _changed(self) -> None:

@@ -685,6 +685,40 @@ def test_what_a_server_that_begins_to_serve_will_load_is_told_at_once_and_planne
 
 
 @held
+async def loses_what_is_waited_for(folder):
+    """Have somebody unload an adapter by hand, while a request for it waits for room."""
+    site = Site(folder)
+    gate, site.names["a"] = site.house.gate, "/a"
+    adapters = Adapters(
+        *(site.table, site.loop, Events(), Memory(folder), gate.awaited),
+        connect=lambda backend: Server(site.names),
+    )
+    adapters.apply(site.settings)
+    gate.on_wanted.append(adapters.want)
+    listed = (BASE, ServedModel("a", "m", None, "/a"))
+    site.table.observe("m/b1", ModelsSeen(site.loop.time(), listed, None, "0.32.0"))
+    site.house.scrape("m/b1")
+    running = site.loop.create_task(adapters.run())
+    await passes(LOAD_S)
+    (large,) = await site.house.guests(1, tokens=8_000)
+    (waits,) = await site.house.guests(1, adapter="a", tokens=8_000)
+    assert (large.inside, waits.waits) == (True, True)
+    site.names.clear()
+    site.table.observe("m/b1", ModelsSeen(site.loop.time(), (BASE,), None, "0.32.0"))
+    await passes(LOAD_S / 4)
+    assert waits.waits, waits.refusal
+    large.end()
+    await passes(8 * LOAD_S)
+    assert (waits.inside, [*site.names]) == (True, ["a"])
+    running.cancel()
+    await asyncio.wait([running])
+
+
+def test_a_request_that_waits_for_room_is_not_refused_as_its_adapter_vanishes(tmp_path):
+    loses_what_is_waited_for(tmp_path)
+
+
+@held
 async def waits_to_know_who_leads(folder, comes_with_a_reload):
     """Ask a worker that may not lead for an adapter, before it has heard who does."""
     site = Site(folder)
