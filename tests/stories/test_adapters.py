@@ -239,36 +239,43 @@ async def test_a_server_that_refuses_a_load_and_is_stopped_then_did_not_die_of_i
 @story
 async def test_a_single_copy_leaves_a_backend_that_becomes_a_reserve():
     listed = json.dumps([lora("sql", replicas=1)])
-    backends = "[{url: '<0>', weight: 1}, {url: '<1>'}]"
+    backends = "[{url: '<0>', name: b0, weight: 1}, {url: '<1>', name: b1, weight: 1}]"
     pools = f"pools: {{m: {{adapters: {listed}, backends: {backends}}}}}"
     async with gateway(SIM, SIM, pools=pools) as world:
-        await world.until(lambda: "sql" in held(world))
-        world.path.write_text(world.path.read_text().replace("weight: 1", "weight: 0"))
+        await world.until(lambda: held(world) or held(world, 1))  # the first that serves has it
+        left, taken = (0, 1) if held(world) else (1, 0)
+        text = world.path.read_text()
+        world.path.write_text(
+            text.replace(f"name: b{left}, weight: 1", f"name: b{left}, weight: 0")
+        )
         assert (await reload(world.process)).done
-        await world.until(lambda: [*held(world, 1)] == ["sql"] and not held(world))
+        await world.until(lambda: [*held(world, taken)] == ["sql"] and not held(world, left))
         await world.until(lambda: not world.process.adapters.pools["m"].changes)
         reply = await world.chat(model="sql", max_tokens=1)
-        assert (reply.status_code, reply.headers["x-gateway-backend"]) == (200, "m/b2")
+        assert (reply.status_code, reply.headers["x-gateway-backend"]) == (200, f"m/b{taken}")
         assert loads(world) == loads(world, 1) == 1
 
 
 @story
 async def test_a_single_copy_leaves_a_revision_that_was_rolled_back():
     listed = json.dumps([lora("sql", replicas=1)])
-    backends = "[{url: '<0>', revision: v2}, {url: '<1>', revision: v1}]"
-    canary = "{revision: v2, weight: 0.5, automatic: true}"
-    pools = f"pools: {{m: {{adapters: {listed}, canary: {canary}, backends: {backends}}}}}"
+    backends = "[{url: '<0>', name: b0, revision: v0}, {url: '<1>', name: b1, revision: v1}]"
+    pools = f"pools: {{m: {{adapters: {listed}, backends: {backends}}}}}"
     async with gateway(SIM, SIM, pools=pools, extra="state: state") as world:
-        await world.until(lambda: "sql" in held(world))
-        world.sims[0].inject("http_500:422")
+        await world.until(lambda: held(world) or held(world, 1))  # the first that serves has it
+        left, taken = (0, 1) if held(world) else (1, 0)
+        canary = f"m: {{canary: {{revision: v{left}, weight: 0.5, automatic: true}}, "
+        world.path.write_text(world.path.read_text().replace("m: {", canary, 1))
+        assert (await reload(world.process)).done
+        world.sims[left].inject("http_500:422")
         for number in range(120):
             await world.chat(f"talk {number}", max_tokens=1)
-            if world.process.table.get("m/b1").in_reserve:
+            if world.process.table.get(f"m/b{left}").in_reserve:
                 break
-        await world.until(lambda: [*held(world, 1)] == ["sql"] and not held(world))
+        await world.until(lambda: [*held(world, taken)] == ["sql"] and not held(world, left))
         await world.until(lambda: not world.process.adapters.pools["m"].changes)
         reply = await world.chat(model="sql", max_tokens=1)
-        assert (reply.status_code, reply.headers["x-gateway-revision"]) == (200, "v1")
+        assert (reply.status_code, reply.headers["x-gateway-revision"]) == (200, f"v{taken}")
 
 
 @story
