@@ -18,6 +18,7 @@ from gateway.access.effective import Tiers
 from gateway.access.issuer import Issuer
 from gateway.access.records import KeyRecord, read_name, timestamp
 from gateway.config.keysettings import KeySettings
+from gateway.config.oidc import HOLDER_ID
 from gateway.core.errors import AccessError
 
 if TYPE_CHECKING:
@@ -152,4 +153,4 @@ def _seconds(claims: Mapping[str, Any], name: str) -> float:
 def _id_of(claims: Mapping[str, Any]) -> str:
     """Return an id for who the token is of: the same with each token, and as long as no key's id."""
     whose = f"{claims['iss']}\0{claims['sub']}".encode()
-    return "oidc" + base64.b32encode(hashlib.sha256(whose).digest())[:12].decode().lower()
+    return HOLDER_ID + base64.b32encode(hashlib.sha256(whose).digest())[:12].decode().lower()

@@ -11,6 +11,8 @@ from pydantic_core import PydanticCustomError
 from gateway.config.keysettings import TierName
 from gateway.config.units import Section, setting
 
+# How the id of who holds a token begins; it has 16 characters, that of a key has 8.
+HOLDER_ID: Final = "oidc"
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 

@@ -35,9 +35,10 @@ def hint(path: str) -> str:
         if mended != before:
             extra = _extra(before, mended)
             wrong.append(what.format(printable(redact(extra))))  # it may be a pasted key
-    if mended in _SERVED:
+    elsewhere = _elsewhere(path)
+    if mended in _SERVED and elsewhere != _OPENAI:  # not /v1/threads/…/messages
         return f"{'. '.join(wrong)}. Use {mended}."
-    return _elsewhere(path) or _list()
+    return elsewhere or _list()
 
 
 def dialect_of(path: str) -> Dialect:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from gateway.config.oidc import HOLDER_ID
 from gateway.core.printable import count
 from gateway.core.roles import ON_THIS_MACHINE
 from gateway.ops.callers import Callers
@@ -160,6 +161,14 @@ def _disk(own: Own) -> Iterator[Problem]:
     )  # fmt: skip
 
 
+def _limits_of(key: str) -> str:
+    if key.startswith(HOLDER_ID):
+        return (
+            "A token has the limits of its tier: see `tiers`, and which one `keys.oidc` gives it."
+        )
+    return f"`vllm-gateway keys effective {key}` shows its limits, `vllm-gateway keys update {key}` changes them."
+
+
 def _callers(own: Own) -> Iterator[Problem]:
     callers = own.callers
     for key, refused in _most(callers.over_limit):
@@ -167,8 +176,7 @@ def _callers(own: Own) -> Iterator[Problem]:
             kind="key_over_limit", severity="note", subject=f"key {key}",
             what=f"Key {key} is over its limit: {count(refused, 'request')} refused with 429 in 5 min",
             cause=sentence(callers.why_over.get(key, "")),
-            remedy=f"`vllm-gateway keys effective {key}` shows its limits, `vllm-gateway keys update {key}`"
-            " changes them.",
+            remedy=_limits_of(key),
             weight=refused,
         )  # fmt: skip
     for key, seconds in _most(callers.slow):

@@ -15,6 +15,7 @@ from gateway.core.types import Phase
 from gateway.heal.cure import Cure
 from gateway.launch.launcher import Changes
 from gateway.sim.faults import Fault
+from tests import keyfiles
 from tests.e2e.browser import browsing
 from tests.e2e.scene import CODER, scene, that_does_not_start
 from tests.stories.served import runs, served
@@ -407,6 +408,18 @@ async def test_a_key_is_made_shown_once_and_revoked():
         await seen.page.get_by_role("button", name="Revoke ci-bot").click()
         await dialog.get_by_role("button", name="Revoke").click()
         await seen.until("revoked", "tbody tr")
+
+
+@story
+async def test_a_key_that_has_expired_can_be_revoked_and_not_rotated():
+    async with gateway(FAST) as world:
+        day_s = 86400
+        file, began = world.path.with_name("keys.yaml"), time.time() - day_s
+        keyfiles.create(file, name="ci-bot", wall_now=began, expires_in_s=day_s / 2)
+        async with browsing(f"{world.admin_url}/#/keys") as seen:
+            await seen.until("expired", "tbody tr")
+            await seen.page.get_by_role("button", name="Revoke ci-bot").wait_for()
+            assert await seen.page.get_by_role("button", name="Rotate ci-bot").count() == 0
 
 
 @story

@@ -76,6 +76,7 @@ def test_every_mistake_of_several_is_named():
         ("/v1/messages/batches/msgbatch_1/results", "Anthropic has this endpoint, vLLM does not"),
         ("/v1/messages/msg_1", "serves POST /v1/messages and /v1/messages/count_tokens"),
         ("/v1/files", "OpenAI has this endpoint, vLLM does not"),
+        ("/v1/threads/thread_1/messages", "OpenAI has this endpoint, vLLM does not"),
         ("/v1/images/generations", "OpenAI has this endpoint, vLLM does not"),
         ("/api/chat", "Ollama"),
         ("/api/tags", "Ollama"),

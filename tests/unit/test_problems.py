@@ -443,6 +443,11 @@ def tried(*findings, effect=(), at=1_700_000_090.0, by="anna"):
             ["Key ci is over its limit: 34 requests", "60 used", "keys effective ci"],
         ),
         (
+            Own(callers=Callers({"oidcab2cd3ef4gh5": 34})),
+            *("key_over_limit", "note"),
+            ["oidcab2cd3ef4gh5 is over its limit: 34 requests", "`tiers`", "`keys.oidc`"],
+        ),
+        (
             Own(callers=Callers(slow={"ci": 12.0}, stalled={"ci": 1})),
             *("client_slow", "note"),
             ["has not read for 12 s", "timeouts.client_write"],

@@ -88,8 +88,11 @@ function keyOrders(live, changed) {
     told: () => "The key is refused from now on, for good.",
     done: changed,
   });
-  const fits = (key) => key.state !== "revoked";
-  return rowOrders(live, [{ label: "Rotate", order: rotate, fits }, { label: "Revoke", order: revoke, fits }], (key) => key.name);
+  const offers = [
+    { label: "Rotate", order: rotate, fits: (key) => !["revoked", "expired"].includes(key.state) },
+    { label: "Revoke", order: revoke, fits: (key) => key.state !== "revoked" },
+  ];
+  return rowOrders(live, offers, (key) => key.name);
 }
 
 function usageByModel() {
