@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -17,7 +18,7 @@ from gateway.adapters.status import AdapterStatus, statuses
 from gateway.adapters.together import Together
 from gateway.adapters.weights import sizes
 from gateway.config.models import PoolConfig
-from gateway.core.aio import Clock, guarded, periodic
+from gateway.core.aio import Clock, apart, guarded, periodic
 from gateway.core.events import Event, EventKind, Events
 from gateway.core.types import SERVING, Route, Transition
 from gateway.heal.orders import OrderRefused
@@ -118,7 +119,7 @@ class Adapters:
     async def _measure(self) -> None:
         """Read how large adapters are. Cancel: the thread goes on, and its result is dropped."""
         try:
-            found = await asyncio.to_thread(sizes, self._paths())
+            found = await apart(partial(sizes, self._paths()))
         except asyncio.CancelledError:
             self._changed = True
             raise

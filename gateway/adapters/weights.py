@@ -32,6 +32,6 @@ def sizes(paths: Iterable[str]) -> dict[str, Size]:
             )
             weights = folder / "adapter_model.safetensors"
             found[path] = Size(config.r, weights.stat().st_size if weights.exists() else None)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError, RecursionError, msgspec.DecodeError):
             continue
     return found

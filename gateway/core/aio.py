@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Final, Protocol, TypeVar
 
@@ -208,22 +208,26 @@ async def beside(work: Callable[[], Result]) -> Result:
     return await asyncio.get_running_loop().run_in_executor(_BESIDE, work)
 
 
+class _Apart(Executor):
+    """Runs each work in a thread of its own, which does not hold up the end of the process."""
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
+        ended: Future[Any] = Future()
+        ended.set_running_or_notify_cancel()
+
+        def run() -> None:
+            ended.set_result(work(*args, **named))
+
+        threading.Thread(target=run, name="apart", daemon=True).start()
+        return ended
+
+
+_APART: Final = _Apart()
+
+
 async def apart(work: Callable[[], Result]) -> Result:
     """Run work that may never end, as a read from a file server that hangs; it must raise nothing.
 
     Its thread does not hold up the end of the process. Cancel: at once; the work goes on, and is dropped.
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Result] = loop.create_future()
-
-    def end(result: Result) -> None:
-        if not done.done():
-            done.set_result(result)
-
-    def run() -> None:
-        result = work()
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(end, result)
-
-    threading.Thread(target=run, name="apart", daemon=True).start()
-    return await done
+    return await asyncio.get_running_loop().run_in_executor(_APART, work)
