@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
+from gateway.adapters.change import Change, mixes
 from gateway.adapters.deadly import Deadly
 from gateway.adapters.elsewhere import Elsewhere, Placed, PoolTold, placed_on
 from gateway.adapters.memory import Memory
-from gateway.adapters.placement import Change, Move, lacks, plan
-from gateway.adapters.seen import Known, mixes
+from gateway.adapters.placement import Move, lacks, plan
+from gateway.adapters.seen import Known
 from gateway.adapters.server import Server
 from gateway.config.models import PoolConfig
 from gateway.core.aio import Clock, Running
@@ -49,6 +50,9 @@ _RESTS: Final = 4.0  # load times until the next load that is not urgent, and th
 # nothing else that requests wait for. Simulated, 100 adapters on 4 engines at 12 requests/s: without it the engines
 # stood still for half of the time and a fifth of the requests were refused; 5 % with 0.15, none with 0.25.
 _CATCHES_UP: Final = 0.25
+_MOST_RESTS: Final = (
+    12.0  # load times until the next load that requests wait for, however many were in flight
+)
 _LOADS_KEPT: Final = 16
 _USUALLY: Final = 2.0  # times the slowest recent load: a longer one counts as failed until it ends
 _UNKNOWN_S: Final = 30.0  # in place of the slowest recent load while there was none
@@ -83,7 +87,7 @@ class PoolAdapters:
 
     def __init__(self, pool: str, settings: PoolConfig, tools: Tools) -> None:
         self.known = Known(tools.memory, settings, Deadly(pool, tools.memory, tools.clock))
-        self.changes: dict[str, Change] = {}  # by backend
+        self.changes = self.known.changes
         self.loads_s: deque[float] = deque(maxlen=_LOADS_KEPT)
         self.done: Counter[Done] = Counter()
         self.all_loads_s = 0.0
@@ -103,8 +107,8 @@ class PoolAdapters:
 
     def begin(self) -> None:
         """Forget what was to be done when all was cancelled, before it took its first step: it clears up nothing."""
-        for marks in (self.changes, self.known.changing, self._seeing):
-            marks.clear()
+        self.changes.clear()
+        self._seeing.clear()
 
     def want(self, name: str) -> None:
         """Plan at once for a request whose adapter no serving backend has."""
@@ -159,7 +163,7 @@ class PoolAdapters:
             gone = (name for place, name in known.gone if place == each.id)
             lacking = dict.fromkeys(gone, Exclusion.MODEL_MISSING) | planned.get(each.id, {})
             if (change := self.changes.get(each.id)) is not None:
-                lacking |= self._during(each, change, now)
+                lacking |= change.lacking(each, now)
             self._lacking[each.id] = lacking
             told.append(Withheld(each, lacking, known.ordered(each.id)))
         self._table.withhold(*told)
@@ -199,7 +203,7 @@ class PoolAdapters:
                 self._tools.start(self._see_again(each), f"adapters {each.id}")
             lacking |= seen.exclusions
             if (change := self.changes.get(each.id)) is not None:  # begun while this one led
-                lacking |= self._during(each, change, self._clock.now())
+                lacking |= change.lacking(each, self._clock.now())
             told.append(Withheld(each, lacking, self.known.ordered(each.id)))
         self._table.withhold(*told)
 
@@ -227,44 +231,34 @@ class PoolAdapters:
     def _serving(self) -> list[Backend]:
         return self.known.serving(self._table.backends(self._pool), self._clock.now())
 
-    def _during(self, backend: Backend, change: Change, now: float) -> dict[str, Exclusion]:
-        """Return the adapters that are not available, beyond the plan, while a change is under way."""
-        move, found = change.move, dict[str, Exclusion]()
-        if mixes(backend) and move.load is not None:
-            found = dict.fromkeys(backend.adapters, Exclusion.ADAPTER_LOADING)
-        if move.unload is not None and move.load is None:
-            found[move.unload] = Exclusion.MODEL_MISSING
-        if move.load is not None and now > change.late_at:
-            found[move.load] = Exclusion.ADAPTER_FAILED
-        return found
-
     def _begin(self, move: Move, now: float) -> None:
         backend = self._table.get(move.place)
         if backend is None:
             return
-        names = frozenset(name for name in (move.unload, move.load) if name is not None)
-        self.changes[move.place] = Change(move, now)
-        self.known.changing[move.place] = names
-        self._tools.start(self._change(backend, move), f"adapters {backend.id}")
+        change = self.changes[move.place] = Change(move, now, move.load in self.known.waits_since)
+        self._tools.start(self._change(backend, change), f"adapters {backend.id}")
 
-    async def _change(self, backend: Backend, move: Move) -> None:
+    async def _change(self, backend: Backend, change: Change) -> None:
         """Carry out a move. Cancel: the backend may still finish what it was asked to do."""
+        move = change.move
         try:
             with closing(self._tools.connect(backend)) as server:
-                gone = move.unload is None or await self._unload(backend, server, move)
-                # A vLLM that mixes adapters up must not load while other gateways may still send requests for some.
-                apart = not (self.known.elsewhere and mixes(backend))
-                gone = gone and (apart or await self._unused(backend, {*backend.adapters}))
+                gone = move.unload is None or await self._unload(backend, server, change)
+                # A vLLM that mixes adapters up must not load while requests use some.
+                alone = not mixes(backend)
+                gone = gone and (alone or await self._unused(backend, {*backend.adapters}, change))
                 if gone and move.load is not None:
-                    await self._load(backend, server, move)
+                    await self._load(backend, server, change)
         finally:
-            del self.changes[move.place], self.known.changing[move.place]
-        self.look()
+            if self.changes.get(backend.id) is change:
+                del self.changes[backend.id]
+        if self._table.get(backend.id) is backend:
+            self.look()
 
-    async def _unload(self, backend: Backend, server: Server, move: Move) -> bool:
+    async def _unload(self, backend: Backend, server: Server, change: Change) -> bool:
         """Wait until no request uses an adapter, then unload it; return whether it is gone."""
-        name = str(move.unload)
-        if not await self._unused(backend, {name}):
+        move, name = change.move, str(change.move.unload)
+        if not await self._unused(backend, {name}, change):
             return False
         try:
             await server.unload(name)
@@ -279,27 +273,31 @@ class PoolAdapters:
         self.known.gone[backend.id, name] = self._clock.now() + _GONE_S
         return name not in backend.models
 
-    async def _unused(self, backend: Backend, names: AbstractSet[str]) -> bool:
-        """Wait until all gateways know of a change and no request uses these; False: too late, or not known."""
+    async def _unused(self, backend: Backend, names: AbstractSet[str], change: Change) -> bool:
+        """Wait until all gateways know of a change and no request uses these.
+
+        False: it is too late, or not known, or nobody waits any more for what was to be loaded.
+        """
         began = self._clock.now()
         heard_s = _HEARD_S if self.known.elsewhere else 0.0
         while (passed_s := self._clock.now() - began) < heard_s or names & (
             backend.adapter_requests.keys() | self.known.elsewhere.requests(backend.id).keys()
         ):
             late = passed_s > _UNUSED_S or self.known.elsewhere.stale
-            if late or self._table.get(backend.id) is not backend:
+            for_nobody = change.awaited and change.move.load not in self.known.waits_since
+            if late or for_nobody or self._table.get(backend.id) is not backend:
                 return False
             await asyncio.sleep(_LOOK_S)
         return not self.known.elsewhere.stale
 
-    async def _load(self, backend: Backend, server: Server, move: Move) -> None:
-        name, began_at = str(move.load), self._clock.now()
+    async def _load(self, backend: Backend, server: Server, change: Change) -> None:
+        name, began_at = str(change.move.load), self._clock.now()
         began = self._running.at(began_at)
         path = self.known.path_at(backend.id, name, self._table.backends(self._pool))
         if path is None:  # a reload removed the adapter
             return
         late_s = _LEAST_S + _USUALLY * (self.usual_s or _UNKNOWN_S)
-        self.changes[backend.id] = Change(move, began_at, began_at + late_s)
+        change.began_at, change.late_at = began_at, began_at + late_s
         self.known.memory.begin(backend.id, name, self._clock.wall())
         try:
             await server.load(name, path)
@@ -318,14 +316,15 @@ class PoolAdapters:
         self.loads_s.append(seconds)
         self.done[Done.LOADED] += 1
         self.all_loads_s += seconds
-        now, lost_s = self._clock.now(), seconds * backend.in_flight
+        now = self._clock.now()
         self.known.rest_until[backend.id] = now + _RESTS * seconds
-        self.known.caught_up_at[backend.id] = now + _CATCHES_UP * lost_s
+        lost = min(_CATCHES_UP * backend.in_flight, _MOST_RESTS)
+        self.known.caught_up_at[backend.id] = now + lost * seconds
         self.known.fresh_until[name] = now + max(_FRESH_S, _RESTS * seconds)
         detail = f"the adapter {name} is loaded"
         extra = {"event": "adapter_loaded", "backend": backend.id, "seconds": round(seconds, 3)}
         log.info(detail, extra=extra)
-        if move.unload is None:  # a swap by demand is no event
+        if change.move.unload is None:  # a swap by demand is no event
             self._tools.events.note(self._clock, EventKind.ADAPTER, backend.id, name, detail)
 
     def _failed(self, backend: Backend, name: str, error: AdapterError) -> None:

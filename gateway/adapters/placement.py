@@ -9,7 +9,8 @@ In this order, with at most one change at a time on each backend:
     pinned         by an operator or in the settings: load at once
     waited for     requests wait and no backend has it: load at once, on a backend that has caught up after
                    its last load, in place of the adapter with the least demand. If all are in use, that
-                   one gets no new requests, and goes when its last one ends
+                   one gets no new requests, and goes when its last one ends. Where nothing may be loaded while
+                   adapters are in use, none gets new requests until their last one has ended
     replicas: N    load until N backends have it, in place of any adapter without such a number
     auto           on every backend if all adapters fit there, otherwise in proportion to demand
 
@@ -67,13 +68,20 @@ class Place:
     failed: frozenset[str] = NOBODY  # the last load or unload of these failed there
     stuck: frozenset[str] = NOBODY  # the server did not unload these a moment ago
     changing: frozenset[str] = NOBODY  # being loaded or unloaded now
+    held_up: frozenset[str] = NOBODY  # of `changing`, a load that waits for requests to end
     # Why each of these cannot be loaded now.
     barred: Mapping[str, str] = field(default_factory=dict)
     closed: bool = False  # nothing may be loaded now
+    alone: bool = False  # nothing may be loaded there while an adapter is in use
     reserve: bool = False  # it gets no requests while others serve
     rested: bool = True  # loads that are not urgent may begin
     caught_up: bool = True  # loads that requests wait for may begin
     load_s: float = 0.0  # expected seconds until its present requests are done
+
+    @property
+    def shut(self) -> bool:
+        """Whether nothing may be loaded now, but for what waits until the adapters there are unused."""
+        return self.closed or (self.alone and bool(self.in_use))
 
     @property
     def free(self) -> bool:
@@ -90,15 +98,6 @@ class Move:
     place: str
     unload: str | None = None
     load: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A change of one backend that is under way."""
-
-    move: Move
-    began_at: float
-    late_at: float = math.inf  # from then on requests no longer wait for its load
 
 
 def plan(wanted: Sequence[Wanted], places: Sequence[Place]) -> list[Move]:
@@ -135,7 +134,7 @@ class _Plan:
         self.copies = dict.fromkeys(self.wanted, 0)
         self.in_front = dict.fromkeys(self.wanted, 0)  # copies without those in reserve
         for each in places:
-            for name in (each.held | each.changing) & self.wanted.keys():
+            for name in (each.held | each.changing - each.held_up) & self.wanted.keys():
                 self._count(name, each, 1)
         # Adapters whose new path failed on one backend and is on none: their copies from the old path stay.
         self.doubtful = frozenset().union(*(each.failed - each.held for each in places))
@@ -144,7 +143,9 @@ class _Plan:
             each.id: each.free or bool(each.changing or self._movable(each)) for each in places
         }
         # An adapter that no backend has yet is tried on one first: its load may end that server.
+        self.held_up = frozenset().union(*(each.held_up for each in places))
         self.coming = {name for each in places for name in each.changing - each.held}
+        self.coming -= self.held_up  # it may be loaded elsewhere at once
         self.coming -= frozenset().union(*(each.held - each.stale for each in places))
         self.moved: dict[str, Move] = {}
         # The adapter with the least demand at a place, and that demand, by place and whether it may be in use. Every
@@ -174,13 +175,13 @@ class _Plan:
         waits = [each for each in self.wanted.values() if each.waits_since is not None]
         for drains in (False, True):
             for each in sorted(waits, key=lambda each: each.waits_since or 0.0):
-                if self.copies[each.name] == 0:
+                if self.copies[each.name] == 0 and not (drains and each.name in self.held_up):
                     places = [place for place in self._asked(each) if place.caught_up]
                     self._move(each, places, at_once=True, drains=drains)
 
     def _clear(self, place: Place) -> None:
         """Plan one unload or reload: of what is not wanted there, has a new path, or is more than it can keep."""
-        if place.changing or place.closed:
+        if place.changing or place.shut:
             return
         idle = (place.held & place.ours) - place.in_use
         # Stale ones may be in use, and finish their requests first: else a busy adapter would never be reloaded.
@@ -222,10 +223,10 @@ class _Plan:
     def _asked(self, each: Wanted) -> Sequence[Place]:
         """Return the backends of which one should load what requests wait for."""
         front = any(
-            self.takes[place.id] and not place.closed and each.name not in place.barred
+            self.takes[place.id] and not place.shut and each.name not in place.barred
             for place in self.front
         )
-        return self.front if front else self.reserve
+        return self.front if front or not self.reserve else self.reserve
 
     def _coming(self, each: Wanted) -> int:
         """Return how many pinned copies will come once the present change at their place has ended."""
@@ -268,12 +269,14 @@ class _Plan:
     ) -> None:
         """Load an adapter on the best of some backends, if any can take it now.
 
-        It replaces an adapter without requests in flight, or with `drains` one that finishes them first.
+        It replaces an adapter without requests in flight. With `drains` these end first: of the adapter that it
+        replaces, or of all where none may be loaded beside them.
         """
         found = []
         for place in () if each.waits or each.name in self.coming else places:
-            shut = place.changing or place.closed or place.id in self.moved
-            if shut or not self._lacking(each, place) or each.name in place.barred:
+            shut = place.closed if drains else place.shut
+            taken = place.changing or place.id in self.moved
+            if shut or taken or not self._lacking(each, place) or each.name in place.barred:
                 continue
             if not at_once and not self._calm(place):
                 continue

@@ -6,15 +6,15 @@ Nothing here changes or awaits anything.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from gateway.adapters.change import Change, mixes
 from gateway.adapters.deadly import Deadly, barred
 from gateway.adapters.elsewhere import Elsewhere
 from gateway.adapters.memory import Memory, Order
-from gateway.adapters.placement import Place, Wanted
+from gateway.adapters.placement import NOBODY, Place, Wanted
 from gateway.adapters.weights import Size
 from gateway.config.launched import AdapterLimits, adapter_limits, adapters_at
 from gateway.config.models import PoolConfig
@@ -22,14 +22,10 @@ from gateway.core.types import SERVING
 from gateway.pools.table import Backend
 from gateway.watch.adapters import AdapterError
 
-# The first version whose source keeps adapters apart when one is loaded while requests for others run.
-# 0.24 was shown to mix them up without any error (vllm#47724).
-_KEEPS_APART: Final = (0, 32)
 _RETRY_S: Final = 5.0
 _LEAVES_S: Final = 10.0  # a backend counts as shutting down, from the last request that it refused
 _RETRY_MOST_S: Final = 600.0
 NOT_VLLM: Final = "it is not vLLM (`engine: openai`), so it is not asked to load or unload adapters"
-_VERSION: Final = re.compile(r"v?(\d+)\.(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +52,7 @@ class Known:
     rest_until: dict[str, float] = field(default_factory=dict)
     caught_up_at: dict[str, float] = field(default_factory=dict)
     gone: dict[tuple[str, str], float] = field(default_factory=dict)  # unloaded until a moment ago
-    changing: dict[str, frozenset[str]] = field(default_factory=dict)  # by backend
+    changes: dict[str, Change] = field(default_factory=dict)  # under way, by backend
     sizes: Mapping[str, Size] = field(default_factory=dict)  # by path
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
     leaving: dict[str, float] = field(default_factory=dict)  # when each said that it shuts down
@@ -121,12 +117,17 @@ class Known:
         """Forget unloads that model lists show by now, and refusals of servers that are gone.
 
         A server that comes in their place may have the flags that were missing. Of one that a reload replaced or
-        removed all failures are forgotten.
+        removed all is forgotten, what is under way there, too.
         """
         self.gone = {key: until for key, until in self.gone.items() if until > now}
         before, self.servers = self.servers, {each.id: each for each in backends}
         left = {key for key, each in before.items() if self.servers.get(key) is not each}
         away = {each.id for each in backends if not each.health.models_known}
+        for each_id in left:
+            self.changes.pop(each_id, None)
+        for each_id in left | away:
+            self.rest_until.pop(each_id, None)
+            self.caught_up_at.pop(each_id, None)
         self.failures = {
             key: failed
             for key, failed in self.failures.items()
@@ -214,7 +215,8 @@ class Known:
         held = frozenset(backend.adapters) - gone
         unloads = not self.elsewhere.stale  # when stale, others may use what is unused here
         out = frozenset(name for name, each in self.orders(backend.id).items() if not each.keep)
-        ahead_s = backend.weighed().ahead_s
+        ahead_s, in_use = backend.weighed().ahead_s, self.in_use(backend, now)
+        change = self.changes.get(backend.id)
         return Place(
             id=backend.id,
             room=self.limits(backend).most,
@@ -225,7 +227,7 @@ class Known:
                 if backend.models[name].root not in (None, paths[name])
             ),
             ours=self.ours(backend) | out if unloads else frozenset(),
-            in_use=self.in_use(backend, now),
+            in_use=in_use,
             out=out if unloads else frozenset(),
             failed=frozenset(name for place, name in self.failures if place == backend.id),
             stuck=frozenset(
@@ -233,9 +235,11 @@ class Known:
                 for (place, name), failed in self.failures.items()
                 if place == backend.id and failed.until > now
             ),
-            changing=self.changing.get(backend.id, frozenset()),
+            changing=NOBODY if change is None else change.names,
+            held_up=NOBODY if change is None else change.held_up(backend, in_use),
             barred=self._barred(backend, paths, now),
-            closed=self._closed(backend, now) or self.deadly.doubts(backend),
+            closed=self.deadly.doubts(backend) or (mixes(backend) and self.elsewhere.stale),
+            alone=mixes(backend),
             reserve=backend.in_reserve,
             rested=self.rest_until.get(backend.id, 0.0) <= now or ahead_s == 0,
             caught_up=self.caught_up_at.get(backend.id, 0.0) <= now or not backend.in_flight,
@@ -320,12 +324,3 @@ def adapters_in_use(backend: Backend, now: float) -> frozenset[str]:
     return frozenset(backend.adapter_requests) | (
         frozenset() if backend.stale(now) else frozenset(shown)
     )
-
-
-def mixes(backend: Backend) -> bool:
-    """Whether a load may make running requests use another adapter's weights.
-
-    A backend that reports no version counts as one that does: a mix-up would go unnoticed.
-    """
-    found = _VERSION.match(backend.version or "")
-    return found is None or (int(found[1]), int(found[2])) < _KEEPS_APART
