@@ -109,12 +109,9 @@ class Needs:
             prompt = round(prompt / call.longest_ratio) if exact else _of_all(call, prompt)
             if call.truncates_prompt:
                 prompt = min(prompt, call.sequences * _kept(call, window_tokens, prompt))
-        return Need(
-            prompt,
-            output * call.choices,
-            streams=call.stream and not several,  # the first of several tells little of the others
-            sequences=call.sequences,
-        )
+        # The first of several tells little of the others, and a form takes its place before it has come.
+        streams = call.stream and not several and call.model_at is None
+        return Need(prompt, output * call.choices, streams=streams, sequences=call.sequences)
 
     def learn(self, record: RequestRecord) -> None:
         """Learn from a request that ended how long outputs of its model and key get."""

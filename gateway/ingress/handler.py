@@ -47,7 +47,7 @@ from gateway.ingress.downstream import Downstream
 from gateway.ingress.drain import shutting_down
 from gateway.ingress.early import Early
 from gateway.ingress.heads import header_lines
-from gateway.ingress.leaving import bar_another, let_go, taken_ahead, what_runs
+from gateway.ingress.leaving import bar_another, let_go, placed_at, taken_ahead, what_runs
 from gateway.ingress.measuring import UNMEASURED, Measuring, rest_sent
 from gateway.ingress.outgoing import outgoing
 from gateway.ingress.passing import Passing
@@ -244,7 +244,7 @@ class Handler:
             try:
                 if not ask.demand.judged:
                     await self.measuring.judge(settings, record, ask)
-                backend = self.table.get(slot.backend_id)
+                backend = placed_at(self.table, slot, ask)
                 fresh = False
                 while backend is not None:  # else a reload took it away while this request waited
                     if down.trailed is not None and bar_another(ask, down.trailed, backend):

@@ -20,6 +20,7 @@ from msgspec import structs
 
 from gateway.admission.gate import Gate
 from gateway.core.aio import Clock
+from gateway.core.endpoints import NO_ENGINE
 from gateway.core.errors import StreamMoved, UpstreamError
 from gateway.core.exclusion import Chance
 from gateway.core.types import Ask, Demand, Endpoint, Phase, Slot
@@ -159,6 +160,14 @@ def _completes(backend: Backend) -> bool:
     """Whether a backend completes prompts, up to the end of a window that is known."""
     served = backend.endpoints is None or Endpoint.COMPLETIONS in backend.endpoints
     return served and backend.window_tokens is not None
+
+
+def placed_at(table: PoolTable, slot: Slot, ask: Ask) -> Backend | None:
+    """Return the backend where a request has its place; None: a reload took it away, or gave its name to another."""
+    backend = table.get(slot.backend_id)
+    if backend is None or ask.call.endpoint in NO_ENGINE or slot.held_from(backend.give_back):
+        return backend
+    return None
 
 
 def taken_ahead(ask: Ask) -> Slot | None:

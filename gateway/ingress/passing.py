@@ -12,7 +12,16 @@ from msgspec import structs
 from gateway.config.parameters import Resume
 from gateway.core.aio import Clock
 from gateway.core.endings import Ending
-from gateway.core.types import Ask, Call, Outcome, RequestRecord, Slot, TrafficFailed, TrafficOk
+from gateway.core.types import (
+    Ask,
+    Call,
+    Dialect,
+    Outcome,
+    RequestRecord,
+    Slot,
+    TrafficFailed,
+    TrafficOk,
+)
 from gateway.ingress.answers import answer, answered_late, own_headers, unfit, used, watch_over
 from gateway.ingress.departing import Departing, Departure
 from gateway.ingress.downstream import Downstream
@@ -130,7 +139,10 @@ class Passing:
             self.table.first_token(slot, now)
             down.drop_body()
             if down.gathering is None:
-                down.started_at = down.started_at or now
+                early = (
+                    ask.call.dialect is Dialect.RESPONSES and not goes_on
+                )  # its head came before any token
+                down.started_at = now if early else down.started_at or now
 
         goes_on = trailed is not None and trailed.went_on
         if ask.call.stream and not record.stream and not goes_on:  # drop what was gathered before

@@ -1,7 +1,8 @@
 """When requests that a backend still holds are ended because it is out of service: a pure rule.
 
     DOWN, its engine stands still                      at once: nothing came for longer than it may take
-    DOWN for another reason (its probes fail, say)     those that heard nothing for half a minute
+    DOWN for another reason (its probes fail, say)     those that heard nothing for half a minute; before their
+                                                       first byte, for half a minute of it
     DOWN, asleep                                       never: it goes on when it wakes
     STARTING, its service manager is at work on it     those that heard nothing for half a minute: it may
                                                        stop the old server gracefully
@@ -34,7 +35,7 @@ def ended(backend: Backend, silence: Silence, now: float) -> BackendDown | None:
         why = "is being restarted"
     elif phase not in (Phase.DOWN, Phase.STARTING) or reason == "asleep":
         return None
-    elif reason in _STANDS_STILL or now - silence.since >= _UNSURE_S:
+    elif reason in _STANDS_STILL or now - _quiet_since(backend, silence) >= _UNSURE_S:
         why = "was taken out of service because it no longer responds"
     else:
         return None
@@ -42,6 +43,15 @@ def ended(backend: Backend, silence: Silence, now: float) -> BackendDown | None:
         f"The server that worked on this request {why}. The request was ended, perhaps half done. "
         "Please send it again."
     )
+
+
+def _quiet_since(backend: Backend, silence: Silence) -> float:
+    """Return since when a request hears nothing that it should hear.
+
+    Before its first byte that is normal while its backend serves: a whole reply has it at its end.
+    """
+    since = silence.since
+    return since if silence.was_broken else max(since, backend.health.since)
 
 
 def end_held(backend: Backend, busy: Iterable[Connection], now: float) -> None:

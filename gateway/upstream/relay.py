@@ -16,11 +16,9 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from gateway.core.errors import (
-    BackendBroke,
     BackendDown,
     BackendTimeout,
     ClientStalled,
-    EngineFull,
     GatewayError,
     RequestError,
     StreamBroke,
@@ -28,9 +26,9 @@ from gateway.core.errors import (
     UpstreamError,
 )
 from gateway.upstream.reply import Reply
-from gateway.upstream.watch import Watch, is_comment
+from gateway.upstream.watch import Watch, error_of, is_comment
 from gateway.wire.chunks import inside
-from gateway.wire.replies import Fault, fault_of
+from gateway.wire.replies import fault_of
 from gateway.wire.sse import HEARTBEAT, IN_ORDER
 
 TICK_S: Final = 0.5  # how often on_tick comes; all times below are good to about that
@@ -178,7 +176,7 @@ class Relay:
         # Where it is cut, another backend goes on behind these bytes.
         failed = watch.failed and watch.cut is None
         in_order = watch.fault in IN_ORDER
-        error = _as_error(watch.fault, in_order=in_order) if failed else self._refuses(out)
+        error = error_of(watch.fault, in_order=in_order) if failed else self._refuses(out)
         if error is not None:
             self._stop(error)
             return False
@@ -193,7 +191,7 @@ class Relay:
         return True
 
     def _note_first_token(self) -> None:
-        if self._on_first_token is not None and self.watch.events:
+        if self._on_first_token is not None and (self.watch.events or self.watch.answering):
             self._on_first_token()
             self._on_first_token = None
 
@@ -202,8 +200,10 @@ class Relay:
         self._connection = None  # it carries another's request by the time this task wakes
         rest = (self.watch.feed(data) if data else b"") + self.watch.close()
         self._note_first_token()
-        watch, why = self.watch, "the stream ended before it was complete"
-        self._finish(rest, None if watch.complete else watch.excess or self._broke(why))
+        failure = None
+        if not self.watch.complete:
+            failure = self._failure("the stream ended before it was complete")
+        self._finish(rest, failure)
 
     def on_lost(self, error: UpstreamError) -> None:
         """Tell the client in its own protocol that the backend broke off."""
@@ -274,6 +274,17 @@ class Relay:
 
     # --- inside -----------------------------------------------------------------------------------
 
+    def _failure(self, message: str) -> GatewayError:
+        """Return why a stream did not end well. A request that its backend finds wrong is no failure of the backend."""
+        watch = self.watch
+        if watch.excess is not None:
+            return watch.excess
+        if watch.fault is not None and watch.cut is None and self._begun:
+            error = error_of(watch.fault)
+            if isinstance(error, RequestError):
+                return error
+        return self._broke(message)
+
     def _broke(self, message: str) -> StreamBroke:
         # A body without a length or chunks ends with its connection, also where the server crashes.
         framed = not _FRAMINGS.isdisjoint(self._reply.headers)
@@ -311,7 +322,7 @@ class Relay:
             return
         if error is not None and not self._begun:
             if isinstance(error, UpstreamError):
-                error = _as_error(self.watch.fault, in_order=error.in_order)
+                error = error_of(self.watch.fault, in_order=error.in_order)
             self._stop(error)
             return
         if not self._begun and (refused := self._refuses(rest)) is not None:
@@ -335,16 +346,3 @@ class Relay:
         if isinstance(error, ClientStalled) and cut:
             self._client.cut()
         self._done.set_result(None)
-
-
-def _as_error(fault: Fault | None, *, in_order: bool) -> GatewayError:
-    """Return the error whose status a client gets for a stream that failed before its first byte."""
-    if fault is None:
-        return BackendBroke("the backend ended the stream before it began")
-    if fault.status in (429, 503):
-        return EngineFull(fault.message)
-    if fault.status < 500:
-        return RequestError(fault.message, code=fault.code, param=fault.param)
-    error = BackendBroke(fault.message)
-    error.in_order = in_order
-    return error

@@ -13,7 +13,7 @@ import termios
 from array import array
 from typing import Any, Final
 
-from gateway.core.errors import ConnectFailed, NothingFree
+from gateway.core.errors import ConnectFailed, ConnectTooSlow, NothingFree
 
 _LINUX: Final = sys.platform == "linux"
 _count: Final = array("i", [0])  # one for all calls: twice as fast as a new one for each
@@ -44,11 +44,11 @@ class Socket:
         """Return the first bytes to read, and leave them there; none below TLS, which has its own."""
         if not self._is_plain:
             return b""
-        with socket.fromfd(self._fd, socket.AF_INET, socket.SOCK_STREAM) as copy:
-            try:
+        try:
+            with socket.fromfd(self._fd, socket.AF_INET, socket.SOCK_STREAM) as copy:
                 return copy.recv(len(_TIMED_OUT), socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            except OSError:  # reset, or taken by the loop meanwhile
-                return b""
+        except OSError:  # reset, taken by the loop meanwhile, or no descriptor is free
+            return b""
 
     def has_acknowledged_any_of(self, sent_bytes: int) -> bool:
         """Whether the other side's system may have any of the bytes that were sent last; 0.4 us.
@@ -73,4 +73,6 @@ def connect_failed(error: OSError | UnicodeError) -> ConnectFailed:
         return NothingFree(
             f"the gateway could make no connection to the backend: {os.strerror(error.errno)}"
         )
+    if isinstance(error, TimeoutError):
+        return ConnectTooSlow("no connection to the backend could be made in time")
     return ConnectFailed("no connection to the backend could be made")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from gateway.core.errors import ReplyTooLarge
-from gateway.core.types import Dialect, Usage
+from gateway.core.errors import BackendBroke, EngineFull, GatewayError, ReplyTooLarge, RequestError
+from gateway.core.types import Dialect, Outcome, Usage
 from gateway.wire.frames import json_aborted, json_usage
 from gateway.wire.replies import Fault
 from gateway.wire.sse import StreamWatch
@@ -23,6 +23,21 @@ _BAD_WORDS: Final = (b"cancelled", b"failed", b"null")
 def is_comment(data: bytes) -> bool:
     """Whether what may be sent on is nothing but comments, as servers keep a connection alive with."""
     return data.startswith(b":") and all(line[:1] in b":" for line in data.splitlines())
+
+
+def error_of(fault: Fault | None, *, in_order: bool = False) -> GatewayError:
+    """Return the error for what a backend told in place of a stream, or within it; None: it told nothing."""
+    if fault is None:
+        return BackendBroke("the backend ended the stream before it began")
+    if fault.status in (429, 503):
+        return EngineFull(fault.message)
+    if fault.status < 500:
+        wrong = RequestError(fault.message, code=fault.code, param=fault.param)
+        wrong.outcome = Outcome.UPSTREAM_REJECTED
+        return wrong
+    error = BackendBroke(fault.message)
+    error.in_order = in_order
+    return error
 
 
 class PlainWatch:

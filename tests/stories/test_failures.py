@@ -1,6 +1,7 @@
 """Backends that fail, and clients that leave: what each side sees, and that nothing is left."""
 
 import asyncio
+import contextlib
 import gc
 import json
 import re
@@ -11,6 +12,7 @@ from gateway.core.types import Phase
 from gateway.ingress.downstream import Downstream
 from gateway.ingress.server import GatewayProtocol
 from gateway.sim.server import SimConfig
+from tests.stories.stubs import page
 from tests.stories.support import FAST, frames, gateway, story
 
 SLOW = SimConfig(model="m", decode_step_s=0.02)
@@ -42,6 +44,69 @@ async def test_with_nobody_to_ask_the_client_gets_an_honest_5xx():
         assert reply.json()["error"]["code"] == "model_unavailable"
         assert 1 <= int(reply.headers["retry-after"]) <= 30
         assert "127.0.0.1" not in reply.text
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+ROLE = {
+    "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]
+}
+LISTED = {"object": "list", "data": [{"id": "m", "object": "model", "max_model_len": 4096}]}
+
+
+@pytest.mark.parametrize(("status", "failures"), [(400, 0), (500, 3)])
+def test_an_error_within_a_stream_counts_against_its_server_only_if_it_is_not_the_request_s_own(
+    status, failures
+):
+    """vLLM writes what its parsers raise of a later token (ValueError) as an error with code 400."""
+
+    async def serve(reader, writer):
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                if length := re.search(rb"content-length: (\d+)", head.lower()):
+                    await reader.readexactly(int(length[1]))
+                if not head.startswith(b"POST /v1/chat/completions"):
+                    writer.write(page(json.dumps(LISTED).encode()))
+                    continue
+                base = {
+                    "id": "chatcmpl-1",
+                    "object": "chat.completion.chunk",
+                    "created": 1,
+                    "model": "m",
+                }
+                error = {
+                    "message": "Expecting value",
+                    "type": "BadRequestError",
+                    "param": None,
+                    "code": status,
+                }
+                writer.write(HEAD + _chunk(base | ROLE))
+                await asyncio.sleep(0.05)  # the client has the first by then
+                writer.write(_chunk({"error": error}) + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+        writer.close()
+
+    @story
+    async def counts():
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            pools = f"pools: {{m: {{backends: ['http://127.0.0.1:{port}']}}}}"
+            async with gateway(pools=pools, wait=False, access=True) as world:
+                await world.ready(1)
+                (backend,) = world.process.table
+                for _ in range(3):
+                    reply = await world.chat(stream=True, max_tokens=2)
+                    assert reply.text.count('"error"') == 1
+                    assert "Expecting value" in reply.text
+                assert backend.health.traffic_failures == failures
+                outcomes = {each["outcome"] for each in world.access_lines()}
+                assert outcomes == {"upstream_rejected" if status == 400 else "stream_broken"}
+
+    counts()
+
+
+def _chunk(told):
+    frame = b"data: %b\n\n" % json.dumps(told, separators=(",", ":")).encode()
+    return b"%x\r\n%b\r\n" % (len(frame), frame)
 
 
 ASKED = {

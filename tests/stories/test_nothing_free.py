@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
+import socket
 
 import pytest
 
@@ -32,6 +34,25 @@ def nothing_free():
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@contextlib.contextmanager
+def all_taken():
+    """Let this process have all the files open that it may; it may poll them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 8, hard)
+    )
+    taken = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        yield
+    finally:
+        for each in taken:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 @story
 async def test_a_request_fails_of_what_this_machine_lacks_not_of_its_backend():
     async with gateway() as world:
@@ -41,6 +62,21 @@ async def test_a_request_fails_of_what_this_machine_lacks_not_of_its_backend():
                 await connections.connect(Connection)
             assert failed.value.ending is Ending.OURS
             (await connections.connect(Connection)).abort()
+
+
+@story
+async def test_an_idle_connection_that_was_closed_is_dropped_though_nothing_is_free_to_look_why():
+    async with gateway() as world:
+        assert (await world.chat()).status_code == 200
+        await world.rested()
+        connections = world.process.client.connections(next(iter(world.process.table)))
+        assert connections.idle == 1
+        for each in world.sims[0]._connections:
+            there = os.dup(each.transport.get_extra_info("socket").fileno())
+            with socket.socket(fileno=there) as ours:
+                ours.shutdown(socket.SHUT_WR)  # the gateway has not read it yet
+        with all_taken():
+            assert connections.take_idle() is None
 
 
 @story

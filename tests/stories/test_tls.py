@@ -4,13 +4,18 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 from dataclasses import replace
 
 import pytest
 
+from gateway.core.endings import Ending
+from gateway.core.errors import ConnectFailed
 from gateway.core.types import Phase
 from gateway.pools.table import Backend
 from gateway.sim.server import SimServer
+from gateway.upstream.client import BackendConnections
+from gateway.upstream.connection import Connection
 from gateway.watch.fetch import FetchError, Pages
 from tests.certificates import secured, trusting
 from tests.stories.served import program
@@ -42,6 +47,19 @@ async def test_chats_are_answered_whole_and_streamed_over_connections_that_are_k
             chats = world.sims[0].received(CHAT)
             assert [each.reused for each in chats] == [False, True, True, True]
             await world.settled()
+
+
+@story
+async def test_a_server_that_is_too_busy_for_new_connections_has_not_refused_them():
+    """What it was sent before goes on, so it is no more down than one that is late with an answer."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it accepts nothing, and reads no hello
+        backend = Backend("m", "b1", f"https://127.0.0.1:{silent.getsockname()[1]}")
+        with contextlib.closing(
+            BackendConnections(backend, keep_alive_s=1.0, connect_s=0.1)
+        ) as connections:
+            with pytest.raises(ConnectFailed) as failed:
+                await connections.connect(Connection)
+        assert failed.value.ending is Ending.TIMEOUT
 
 
 @pytest.mark.parametrize("size", [1024, 4 << 20])

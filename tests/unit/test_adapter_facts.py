@@ -5,8 +5,8 @@ import textwrap
 
 import pytest
 
-from gateway.adapters.memory import Memory, Order
 from gateway.adapters.change import mixes
+from gateway.adapters.memory import Memory, Order
 from gateway.adapters.weights import Size, sizes
 from gateway.config.launched import AdapterLimits, adapter_limits, adapters_at
 from gateway.config.load import check_file

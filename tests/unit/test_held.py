@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from msgspec import structs
 
 from gateway.core.types import Need, Phase
 from gateway.pools.pulse import Waits
@@ -46,6 +47,16 @@ def test_what_lives_is_not_cut_and_what_stands_still_holds_nobody(phase, reason,
     if error is not None:
         assert told in error.message
         assert error.code == "backend_down"
+
+
+def test_before_its_first_byte_a_reply_counts_as_silent_only_since_its_backend_is_out_of_service():
+    """A whole reply has its first byte at its end, which may be minutes away."""
+    backend = Backend("m", "b1", "http://127.0.0.1:8001")
+    backend.phase, backend.reason = Phase.DOWN, "timeout"
+    backend.health = structs.replace(backend.health, since=NOW)
+    assert ended(backend, silent(NOW - 60.0, WHOLE), NOW + 29.0) is None
+    assert ended(backend, silent(NOW - 60.0, WHOLE), NOW + 30.0) is not None
+    assert ended(backend, silent(NOW - 60.0, heard_at=NOW - 30.0), NOW) is not None
 
 
 def test_a_backend_is_waited_for_by_who_has_no_byte_yet_or_waits_for_the_next():

@@ -5,11 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from gateway.core.types import Ask, Caller, Demand, Phase, Route
-from gateway.ingress.leaving import Leaving
+from gateway.core.types import Ask, Caller, Demand, Endpoint, Phase, Route
+from gateway.ingress.leaving import Leaving, placed_at
 from gateway.pools.table import PoolTable
 from gateway.upstream.relay import Relay
 from gateway.upstream.silence import Patience, Silence
+from tests.gatehouse import House, held, turns
 from tests.unit.test_resume import FAULT, call, frame, role, stream
 
 DRAINED = SimpleNamespace(
@@ -124,3 +125,26 @@ def test_one_that_is_written_again_as_its_tick_comes_is_silent_no_more():
         assert seen == [0.5, 0.5, 45.5]
 
     asyncio.run(check())
+
+
+@held
+async def moves_the_name():
+    house = House(m=[{"name": "b1", "url": "http://127.0.0.1:8001"}])
+    (chat,) = await house.guests(1)
+    counts = house.ask(endpoint=Endpoint.TOKENIZE)
+    visit = house.gate.enter(counts)  # it takes no place
+    (before,) = house.table
+    assert placed_at(house.table, chat.slot, chat.ask) is before
+    assert placed_at(house.table, visit, counts) is before
+    house.reload(m=[{"name": "b1", "url": "http://127.0.0.1:8002"}])
+    await turns()
+    (after,) = house.table
+    assert after is not before
+    assert placed_at(house.table, chat.slot, chat.ask) is None
+    assert placed_at(house.table, visit, counts) is after
+    house.reload(n=[{"name": "b1", "url": "http://127.0.0.1:8002"}])
+    assert placed_at(house.table, visit, counts) is None
+
+
+def test_a_request_goes_to_no_server_that_a_reload_gave_the_name_of_the_one_where_it_has_its_place():
+    moves_the_name()
