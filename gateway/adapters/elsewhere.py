@@ -41,6 +41,7 @@ class PoolTold(msgspec.Struct, frozen=True):
     orders: dict[str, dict[str, Order]] = {}  # operators', by backend and adapter
     placed: dict[str, Placed] | None = None  # by backend; None: another gateway places adapters
     begun: dict[str, dict[str, float]] = {}  # loads that may be under way, as in `Memory`
+    addresses: dict[str, str] = {}  # digests, by backend; an older gateway tells none
 
 
 class Elsewhere:

@@ -61,6 +61,8 @@ class Adapters:
 
     def apply(self, pools: Mapping[str, PoolConfig]) -> None:
         """Apply settings. A pool that stays keeps its state."""
+        named = [(pool, each) for pool, settings in pools.items() for each in settings.backends]
+        self.memory.apply({f"{pool}/{each.name}": each.url for pool, each in named})
         for name in self.pools.keys() - pools.keys():
             del self.pools[name]
         for name, settings in pools.items():

@@ -5,6 +5,9 @@ backend has and lacks. Of the workers of one gateway only the first may hold it:
 
 A pool with servers of this machine (`heal.names`) is none of another one's: each machine has a lease for its own.
 
+Gateways do not reload at the same moment: what one tells of a server that has, or had, another name here is not
+taken for what was loaded on the one that has the name. Addresses are told as digests.
+
 While the store does not answer, the gateway that planned last goes on, and the others go by the model lists of the
 backends. Once its lease has ended another gateway may plan, so it unloads nothing that others may use.
 """
@@ -20,6 +23,7 @@ import msgspec
 
 from gateway.adapters.elsewhere import Elsewhere, PoolTold
 from gateway.adapters.keeper import PoolAdapters
+from gateway.adapters.memory import Memory
 from gateway.core.aio import Clock, periodic
 from gateway.store.seat import Seat
 from gateway.store.shared import Board, SharedStore, StoreUnavailable, read_told
@@ -62,7 +66,7 @@ class Together:
                 if self.may_lead:
                     await seat.keep()
                 self._leads[scope] = seat.ours
-            told = {name + scopes.get(name, ""): each.tell() for name, each in pools.items()}
+            told = {name + scopes.get(name, ""): _told(each) for name, each in pools.items()}
             text = msgspec.json.encode(told).decode()
             found = await self.store.beat(self.id, text, _KEPT_S, Board.ADAPTERS)
         except StoreUnavailable:
@@ -78,7 +82,8 @@ class Together:
             keeper.leads = self._leads[scope]
             stale = found is None and keeper.leads and not seats[scope].ours
             heard = self._others if heard_lately or seats[scope].ours else ()
-            messages = [each[name + scope] for each in heard if name + scope in each]
+            told_here = [each[name + scope] for each in heard if name + scope in each]
+            messages = [_of_same_servers(each, keeper.known.memory) for each in told_here]
             keeper.hear(Elsewhere(messages, stale=stale, others=self.others))
 
     def _seat(self, scope: str) -> Seat:
@@ -86,3 +91,20 @@ class Together:
         if known is None:
             known = self._seats[scope] = Seat(f"adapters{scope}", self.id, self.store, self.clock)
         return known
+
+
+def _told(keeper: PoolAdapters) -> PoolTold:
+    told, memory = keeper.tell(), keeper.known.memory
+    return msgspec.structs.replace(
+        told, addresses={each: memory.address(each) for each in told.loaded}
+    )
+
+
+def _of_same_servers(told: PoolTold, memory: Memory) -> PoolTold:
+    """Leave out what was loaded on another server of a name: one of two gateways has reloaded already."""
+    others = {each for each, address in told.addresses.items() if memory.is_another(each, address)}
+    if not others:
+        return told
+    loaded = {each: names for each, names in told.loaded.items() if each not in others}
+    begun = {each: names for each, names in told.begun.items() if each not in others}
+    return msgspec.structs.replace(told, loaded=loaded, begun=begun)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -346,7 +347,7 @@ class Other:
     leads = None
 
     def __init__(self, told):
-        self.told = told
+        self.told, self.known = told, SimpleNamespace(memory=Memory(None))
 
     def tell(self):
         return self.told
