@@ -337,12 +337,6 @@ class ConnectFailed(UpstreamError):
     ending = Ending.CONNECT
 
 
-class ConnectTooSlow(ConnectFailed):
-    """No connection was made in time; its server may be busy. Safe to try elsewhere."""
-
-    ending = Ending.TIMEOUT
-
-
 class NothingFree(ConnectFailed):
     """No connection could be made because this machine had no port, descriptor or memory for one."""
 

@@ -13,7 +13,8 @@ import termios
 from array import array
 from typing import Any, Final
 
-from gateway.core.errors import ConnectFailed, ConnectTooSlow, NothingFree
+from gateway.core.endings import Ending
+from gateway.core.errors import ConnectFailed, NothingFree
 
 _LINUX: Final = sys.platform == "linux"
 _count: Final = array("i", [0])  # one for all calls: twice as fast as a new one for each
@@ -60,6 +61,12 @@ class Socket:
             return True
         fcntl.ioctl(self._fd, termios.TIOCOUTQ, _count)
         return _count[0] + self._transport.get_write_buffer_size() < sent_bytes
+
+
+class ConnectTooSlow(ConnectFailed):
+    """No connection could be made in time: its server may be busy. No more is wrong than with a late answer."""
+
+    ending = Ending.TIMEOUT
 
 
 def says_timed_out(data: bytes) -> bool:
