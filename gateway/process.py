@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from gateway.access.filestore import FileKeys
 from gateway.access.keys import KeyRing
@@ -24,7 +23,6 @@ from gateway.config.models import Config
 from gateway.config.reload import diff, digest, opened
 from gateway.core.aio import Clock, periodic
 from gateway.core.errors import ConfigError
-from gateway.heal.following import Following
 from gateway.heal.givennames import save_names
 from gateway.heal.supervisor import Supervisor
 from gateway.ingress.handler import Handler
@@ -200,41 +198,6 @@ class Process:
             known = self.handler.settings.keys.known
             checks.append(("keys", known, "ok" if known else "the shared store does not answer"))
         return Readiness(ready=all(passed for _, passed, _ in checks), checks=tuple(checks))
-
-
-class Healing:
-    """What only one gateway may do to its backends at a time: supervise them, and place adapters.
-
-    What it does is written to the state folder, which it holds the lock of meanwhile. A worker that does not
-    lead does as the leading one says instead.
-    """
-
-    def __init__(self, process: Process, group: asyncio.TaskGroup) -> None:
-        self._process = process
-        self._group = group
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def begin(self) -> None:
-        """Begin, or go on after a pause."""
-        process = self._process
-        works: dict[str, Coroutine[Any, Any, None]] = {"adapters": process.adapters.run()}
-        if process.leads:
-            works |= {"supervisor": process.supervisor.run(), "gpus": process.gpus.run()}
-            works["state folder"] = process.disk.lock.hold()
-        else:
-            following = Following(
-                process.table, process.store, process.supervisor.names, process.replicas
-            )
-            works["following"] = following.run()
-        self._tasks = [self._group.create_task(work, name=name) for name, work in works.items()]
-
-    async def pause(self) -> None:
-        """Leave everything as it is, what is under way too."""
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
 
 
 async def watch_keys(process: Process) -> None:

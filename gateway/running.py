@@ -36,11 +36,12 @@ from gateway.ingress.routes import public_app
 from gateway.launch import disk
 from gateway.ops.dryrun import Deciding
 from gateway.ops.requests import Requests
-from gateway.process import Healing, Process, watch_keys, watch_reloads
+from gateway.process import Process, watch_keys, watch_reloads
 from gateway.rollout.together import Together
 from gateway.routing.exchange import PrefixExchange
 from gateway.upgrade.fellows import all_stop, let_others_end, meet_parent
 from gateway.upgrade.found import found_serving
+from gateway.upgrade.healing import Healing
 from gateway.upgrade.notify import notify
 from gateway.upgrade.predecessor import Predecessor
 from gateway.upgrade.replace import Replacement
@@ -82,9 +83,9 @@ async def run(
             served = group.create_task(public.serve(sockets=accepting), name="public")
             await public.accepting.wait()
             if predecessor is not None:
-                predecessor.ready(missing)
-                await predecessor.gone()
-                predecessor.leaves_to(process)
+                await predecessor.replaced_by(process, missing)
+                following = predecessor.follow(process.adapters)
+                background.append(group.create_task(following, name="process before"))
             healing.begin()
             replacement = Replacement(process, healing, listeners, (public, admin))
             background += [

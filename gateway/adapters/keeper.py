@@ -4,8 +4,9 @@
      `- change  at most one per backend: wait until the old adapter is unused, unload, load, verify
 
 While a change is planned or under way, no request is sent to the adapters that it concerns. So none meets
-an adapter that is about to be unloaded, or is not loaded yet. Only the background tasks (`_change`, `_see_again`)
-await; all else is synchronous. Of several gateways one plans for all, and the others follow (`adapters.together`).
+an adapter that is about to be unloaded, or is not loaded yet. Only the background tasks (`_change`, and those of
+`adapters.lists`) await; all else is synchronous. Of several gateways one plans for all, and the others follow
+(`adapters.together`). A process that finishes its requests after an upgrade follows the one that took over.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import asyncio
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import closing
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from typing import Any, Final
 from gateway.adapters.change import Change, mixes
 from gateway.adapters.deadly import Deadly
 from gateway.adapters.elsewhere import Elsewhere, Placed, PoolTold, placed_on
+from gateway.adapters.lists import Lists
 from gateway.adapters.memory import Memory
 from gateway.adapters.placement import Move, lacks, plan
 from gateway.adapters.seen import Known
@@ -32,7 +34,6 @@ from gateway.config.models import PoolConfig
 from gateway.core.aio import Clock, Running
 from gateway.core.events import EventKind, Events
 from gateway.core.exclusion import Exclusion
-from gateway.core.types import ModelsSeen
 from gateway.pools.configured import Withheld
 from gateway.pools.table import Backend, PoolTable
 from gateway.watch.adapters import AdapterError, held_by
@@ -58,7 +59,6 @@ _USUALLY: Final = 2.0  # times the slowest recent load: a longer one counts as f
 _UNKNOWN_S: Final = 30.0  # in place of the slowest recent load while there was none
 _LEAST_S: Final = 1.0
 _HEARD_S: Final = 1.5  # until all gateways know of an unload, and told what still uses the adapter
-_AGAIN_S: Final = 0.5  # between two reads of a model list that differs from the leading gateway's
 
 
 class Done(Enum):
@@ -95,7 +95,7 @@ class PoolAdapters:
         self._running = Running(tools.clock.now())
         self.leads = True  # False: another gateway plans
         self._lacking: dict[str, dict[str, Exclusion]] = {}  # as planned last, by backend
-        self._seeing: set[str] = set()  # backends whose model list is being read again
+        self._lists = Lists(tools.table, tools.clock, tools.connect, tools.start)
         self._waiting: AbstractSet[str] = frozenset()  # adapters that requests wait for here
 
     # --- asked ------------------------------------------------------------------------------------
@@ -108,7 +108,11 @@ class PoolAdapters:
     def begin(self) -> None:
         """Forget what was to be done when all was cancelled, before it took its first step: it clears up nothing."""
         self.changes.clear()
-        self._seeing.clear()
+        self._lists.begin()
+
+    def hand_over(self) -> None:
+        """Plan nothing from now on: another process has taken over."""
+        self.leads, self.known.left = False, True
 
     def want(self, name: str) -> None:
         """Plan at once for a request whose adapter no serving backend has."""
@@ -152,6 +156,9 @@ class PoolAdapters:
         if not self.leads and (placed := known.elsewhere.placed) is not None:
             self._follow(placed)
             return
+        if known.left and self._nowhere(backends):  # only a list tells what the new process loads
+            for each in backends:
+                self._lists.read_again(each)
         paths, wanted = known.paths(backends), known.wanted(backends, now)
         places = [known.place(each, paths, now) for each in backends]
         if self.leads and plans and (moves := plan(wanted, places)):
@@ -170,16 +177,16 @@ class PoolAdapters:
 
     def tell(self) -> PoolTold:
         """Return what the other gateways need to know."""
-        members = self._table.backends(self._pool)
+        members, known = self._table.backends(self._pool), self.known
         looked = [each for each in self._serving() if each.id in self._lacking]
         placed = {each.id: placed_on(each, self._lacking[each.id]) for each in looked}
         return PoolTold(
             {each.id: dict(each.adapter_requests) for each in members},
-            frozenset(self._waiting & self.known.waits_since.keys()),
-            {each.id: sorted(self.known.memory.loaded(each.id)) for each in members},
-            {each.id: self.known.memory.orders(each.id) for each in members},
+            frozenset(self._waiting & known.waits_since.keys()),
+            {each.id: sorted(known.memory.loaded(each.id)) for each in members},
+            {each.id: {} if known.left else known.memory.orders(each.id) for each in members},
             placed if self.leads else None,
-            {each.id: {**self.known.memory.begun(each.id)} for each in members},
+            {each.id: {**known.memory.begun(each.id)} for each in members},
         )
 
     def hear(self, elsewhere: Elsewhere) -> None:
@@ -198,24 +205,13 @@ class PoolAdapters:
             seen = placed.get(each.id) or placed_on(each, unseen)  # if it only just serves
             lacking = dict.fromkeys(paths & {*each.adapters} - seen.held, Exclusion.MODEL_MISSING)
             lacking |= dict.fromkeys(seen.held - each.models.keys(), Exclusion.ADAPTER_LOADING)
-            if lacking and each.id not in self._seeing:
-                self._seeing.add(each.id)
-                self._tools.start(self._see_again(each), f"adapters {each.id}")
+            if lacking:
+                self._lists.read_again(each)
             lacking |= seen.exclusions
             if (change := self.changes.get(each.id)) is not None:  # begun while this one led
                 lacking |= change.lacking(each, self._clock.now())
             told.append(Withheld(each, lacking, self.known.ordered(each.id)))
         self._table.withhold(*told)
-
-    async def _see_again(self, backend: Backend) -> None:
-        try:
-            with closing(self._tools.connect(backend)) as server:
-                await self._see(backend, server)
-            await asyncio.sleep(_AGAIN_S)
-        except AdapterError:
-            pass  # its probes report what is wrong
-        finally:
-            self._seeing.discard(backend.id)
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -227,6 +223,11 @@ class PoolAdapters:
             return False
         known.demand[name] = known.demand.get(name, 0.0) + 1.0 / _MEMORY_S
         return known.waits_since.setdefault(name, now) == now
+
+    def _nowhere(self, backends: Sequence[Backend]) -> AbstractSet[str]:
+        """Return the adapters that requests wait for here, and none of these backends lists."""
+        listed = {name for each in backends for name in each.models}
+        return (self._waiting & self.known.waits_since.keys()) - listed
 
     def _serving(self) -> list[Backend]:
         return self.known.serving(self._table.backends(self._pool), self._clock.now())
@@ -262,7 +263,7 @@ class PoolAdapters:
             return False
         try:
             await server.unload(name)
-            await self._see(backend, server)
+            await self._lists.read(backend, server)
         except AdapterError as error:
             self._failed(backend, name, error)
             return False
@@ -303,7 +304,7 @@ class PoolAdapters:
             await server.load(name, path)
             seconds = self._running.at(self._clock.now()) - began
             self._table.forgive(self._clock.now(), backend)
-            await self._see(backend, server)
+            await self._lists.read(backend, server)
             held = held_by(backend).get(name)
             if held != path:
                 where = "does not list it" if held is None else "has it from another path"
@@ -336,14 +337,3 @@ class PoolAdapters:
         again_s = self.known.failed(backend.id, name, error, self._clock.now())
         detail = f"{error}; tried again in {again_s:.0f} s"
         self._tools.events.note(self._clock, EventKind.ADAPTER_FAILED, backend.id, name, detail)
-
-    async def _see(self, backend: Backend, server: Server) -> None:
-        """Read the model list of a backend into the pool table.
-
-        Raises:
-            AdapterError: it cannot be read.
-        """
-        models = tuple(await server.models())
-        if self._table.get(backend.id) is backend:
-            seen = ModelsSeen(self._clock.now(), models, backend.endpoints, backend.version)
-            self._table.observe(backend.id, seen)

@@ -53,6 +53,8 @@ class Adapters:
         self._tools = Tools(table, clock, events, memory, connect, self._start)
         self._group: asyncio.TaskGroup | None = None
         self._awaited = awaited
+        # By pool, what the last requests of the process before wait for; empty once it has ended.
+        self.awaited_before: Mapping[str, AbstractSet[str]] = {}
         self._changed = True
         self._measuring: asyncio.Task[None] | None = None
         events.on_event.append(self._heard)
@@ -108,6 +110,18 @@ class Adapters:
             finally:
                 self._group = None  # `want` does nothing until `run` is called again
 
+    def awaited(self, pool: str) -> AbstractSet[str]:
+        """Return the adapters that requests of a pool wait for, here and at the process before."""
+        return self._awaited(pool) | self.awaited_before.get(pool, frozenset())
+
+    def hand_over(self) -> None:
+        """Another process took over: from now on load, unload and save nothing. Then `run`, to go by what it does."""
+        self.memory.leave()
+        if self.together is not None:
+            self.together.may_lead = False
+        for keeper in self.pools.values():
+            keeper.hand_over()
+
     async def _turn(self) -> None:
         under_way = self._measuring is not None and not self._measuring.done()
         if self._changed and not under_way and self._group is not None:
@@ -116,7 +130,7 @@ class Adapters:
             self._measuring = self._group.create_task(measuring, name=name)
             await asyncio.wait({self._measuring}, timeout=_MEASURED_S)
         for name, keeper in self.pools.items():
-            keeper.turn(self._awaited(name))
+            keeper.turn(self.awaited(name))
 
     async def _measure(self) -> None:
         """Read how large adapters are. Cancel: the thread goes on, and its result is dropped."""

@@ -69,7 +69,7 @@ _FORMAT: Final = msgspec.json.Decoder(_Kept)
 
 @dataclass(slots=True)
 class Memory:
-    """The state file. One owner. `folder` is None where another worker keeps the file: nothing is read or saved."""
+    """The state file. One owner. `folder` is None where another process keeps the file: nothing is read or saved."""
 
     folder: Path | None
     saved: bool = True  # the last write succeeded
@@ -115,6 +115,10 @@ class Memory:
         Gateways may reach one server by several addresses, so one that was never seen here tells nothing.
         """
         return address in self._seen and address != self.address(backend_id)
+
+    def leave(self) -> None:
+        """Save nothing from now on: the file is another process's."""
+        self.folder = None
 
     def loaded(self, backend_id: str) -> frozenset[str]:
         """Return the adapters that this gateway, or one before it, loaded on a backend."""

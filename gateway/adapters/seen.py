@@ -57,6 +57,7 @@ class Known:
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
     leaving: dict[str, float] = field(default_factory=dict)  # when each said that it shuts down
     servers: Mapping[str, Backend] = field(default_factory=dict)  # as of the last look, by id
+    left: bool = False  # another process took over, and what it loads is not in our memory
 
     def apply(self, settings: PoolConfig) -> None:
         """Apply new settings. A load that failed from another path than the new one may be tried at once."""
@@ -247,14 +248,20 @@ class Known:
         )
 
     def ours(self, backend: Backend) -> frozenset[str]:
-        """Return the adapters that the gateway loaded on a backend, and so may unload."""
+        """Return the adapters that the gateway loaded on a backend, and so may unload.
+
+        Once another process has taken over: those that it may have loaded.
+        """
         if self.settings.adapters == "auto":
             return frozenset()
         config = next((b for b in self.settings.backends if b.name == backend.name), None)
         launch = config.launch if config is not None else None
         own = frozenset() if launch is None else frozenset(adapters_at(launch))
         unlisted = {each.name for each in self.settings.adapters if each.path is None}
-        return self.memory.loaded(backend.id) & frozenset(backend.adapters) - own - unlisted
+        loaded = self.memory.loaded(backend.id)
+        if self.left:
+            loaded |= self.listed_paths.keys()
+        return loaded & frozenset(backend.adapters) - own - unlisted
 
     def limits(self, backend: Backend) -> AdapterLimits:
         """Return how many adapters a backend can keep, and of which rank, as far as known."""

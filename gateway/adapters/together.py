@@ -3,6 +3,8 @@
 Each tells which adapters its requests use and wait for. The holder of a lease plans for the sum, and tells what each
 backend has and lacks. Of the workers of one gateway only the first may hold it: operators' orders arrive there.
 
+A process that an upgrade replaces gives its lease back, and follows like any other until its requests have ended.
+
 A pool with servers of this machine (`heal.names`) is none of another one's: each machine has a lease for its own.
 
 Gateways do not reload at the same moment: what one tells of a server that has, or had, another name here is not
@@ -63,8 +65,7 @@ class Together:
         found: Mapping[str, tuple[str, float]] | None = None
         try:
             for scope, seat in seats.items():
-                if self.may_lead:
-                    await seat.keep()
+                await (seat.keep() if self.may_lead else seat.leave())
                 self._leads[scope] = seat.ours
             told = {name + scopes.get(name, ""): _told(each) for name, each in pools.items()}
             text = msgspec.json.encode(told).decode()

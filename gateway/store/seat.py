@@ -33,3 +33,13 @@ class Seat:
             self._lease = await self.store.renew(self._lease)
         if self._lease is None:
             self._lease = await self.store.acquire(self.name, self.holder)
+
+    async def leave(self) -> None:
+        """Give it up for good, if it is ours, so that another one has it at once.
+
+        Raises:
+            StoreUnavailable: it expires by itself.
+        """
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            await self.store.release(lease)

@@ -6,10 +6,13 @@
             <--------------------------------   Go
     reads the state folder, finds the backends that serve, accepts connections
     Ready   -------------------------------->   accepts no more, hands over what it launched
-            <--------------------------------   the channel closes
-    heals, opens the admin listener             finishes its requests, and ends
+            <--------------------------------   Left
+    heals, opens the admin listener             finishes its requests
+            <--------------------------------   Left, whenever these wait for other adapters
+                                                ends
 
 Before `Ready` either may give up (`Failed`, or its end of the channel closes): then the old one goes on as before.
+A new process of an earlier version knows no `Left`: for it the channel closes instead.
 The channel keeps messages apart (SOCK_SEQPACKET): one read returns one message.
 """
 
@@ -36,10 +39,14 @@ class Inherits(msgspec.Struct, frozen=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """The settings can be used, and the listeners are open. `pid` is of the process that will serve."""
+    """The settings can be used, and the listeners are open. `pid` is of the process that will serve.
+
+    `hears_left`: it knows the message `Left`.
+    """
 
     pid: int
     version: str
+    hears_left: bool = False
 
 
 class Go(msgspec.Struct, frozen=True, tag=True):
@@ -68,13 +75,19 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     missing: list[str]
 
 
+class Left(msgspec.Struct, frozen=True, tag=True):
+    """All is handed over. `awaited`: the adapters that requests of the old process wait for now, by pool."""
+
+    awaited: dict[str, frozenset[str]] = {}
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """The new process gives up."""
 
     why: str
 
 
-Message = Loaded | Go | Ready | Failed
+Message = Loaded | Go | Ready | Left | Failed
 
 # Both decoders raise DecodeError for a message of another version.
 encode: Final = msgspec.json.encode

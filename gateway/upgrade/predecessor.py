@@ -1,7 +1,7 @@
 """`Predecessor`: the gateway whose place this process takes, at the other end of a channel.
 
-The order of messages is in `messages`. Until `ready` this side changes nothing, neither files nor backends, so it
-may fail at any time without harm.
+The order of messages is in `messages`. Before `replaced_by` this side changes nothing, neither files nor backends, so
+it may fail at any time without harm.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Final, Self
 
+import msgspec
+
 from gateway import __version__
+from gateway.adapters.keepers import Adapters
 from gateway.core.errors import ConfigError
 from gateway.core.events import EventKind
 from gateway.heal.handover import take_up
@@ -28,6 +31,7 @@ from gateway.upgrade.messages import (
     Failed,
     Go,
     Inherits,
+    Left,
     Loaded,
     Message,
     Ready,
@@ -58,6 +62,7 @@ class Predecessor:
         self.kept = inherited.kept
         self._process = proc.find(os.getppid())
         self.expects = Go([], [])
+        self._left: Left | None = None  # what it told last; None: it has ended, or tells nothing
         self._is_ready = False
 
     @classmethod
@@ -105,7 +110,7 @@ class Predecessor:
         """
         self._channel.settimeout(_GO_S)
         try:
-            self._send(Loaded(os.getpid(), __version__))
+            self._send(Loaded(os.getpid(), __version__, hears_left=True))
             data = self._channel.recv(MOST_BYTES)
         except OSError as error:  # TimeoutError is one
             raise GaveUp(str(error)) from error
@@ -120,23 +125,33 @@ class Predecessor:
         self.expects = message
         self._channel.setblocking(False)
 
-    def ready(self, missing: list[str]) -> None:
-        """Tell the old gateway that new connections are accepted here."""
-        self._send(Ready(missing))
-        self._is_ready = True
-
-    async def gone(self) -> None:
-        """Wait until the old gateway has handed over what only one process may do, or has ended.
+    async def replaced_by(self, process: Process, missing: list[str]) -> None:
+        """Take its place: new connections are accepted by now, and it hands over what only one process may do.
 
         Cancel: nothing is held.
         """
-        loop = asyncio.get_running_loop()
-        with self._channel, contextlib.suppress(OSError):
-            while await loop.sock_recv(self._channel, MOST_BYTES):
-                pass
+        try:
+            self._send(Ready(missing))
+            self._is_ready = True
+            self._left = await self._next()  # None: it has ended
+        except BaseException:
+            self._channel.close()
+            raise
+        self._leaves_to(process)
 
-    def leaves_to(self, process: Process) -> None:
-        """Take over orders and verdicts, and leave all older processes the time to finish. Call it once `gone`."""
+    async def follow(self, adapters: Adapters) -> None:
+        """Have the adapters loaded that its last requests wait for, until it has ended. Call it once replaced.
+
+        Cancel: nothing is held.
+        """
+        with self._channel:
+            while self._left is not None:
+                adapters.awaited_before = self._left.awaited
+                self._left = await self._next()
+        adapters.awaited_before = {}
+
+    def _leaves_to(self, process: Process) -> None:
+        """Take over orders and verdicts, and leave all older processes the time to finish."""
         detail = f"process {os.getpid()} with version {__version__} took over"
         process.supervisor.events.note(process.clock, EventKind.UPGRADE, "", "done", detail)
         take_up(process.supervisor, self.expects.restarts, self.expects.tried)
@@ -151,6 +166,16 @@ class Predecessor:
             return (there and _works(table.get(backend_id), since)) or carried(backend_id, since)
 
         table.carried_elsewhere = carried_there_too
+
+    async def _next(self) -> Left | None:
+        """Return what it tells next once all is handed over; None: it has closed the channel."""
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):
+            while data := await loop.sock_recv(self._channel, MOST_BYTES):
+                with contextlib.suppress(msgspec.DecodeError):  # of another version
+                    if isinstance(message := decode(data), Left):
+                        return message
+        return None
 
     def _send(self, message: Message) -> None:
         self._channel.send(encode(message))

@@ -1,7 +1,7 @@
 """One upgrade, on the side of the gateway that serves: another process takes its place, or nothing happens.
 
     allowed? -> start the new process -> it has its settings -> pause healing -> it serves
-             -> accept no more, hand over what we launched -> finish our requests, and end
+             -> accept no more, hand over what we launched -> finish our requests behind it, and end
 
 A failure before the new process serves ends that process, and this one goes on. The order of messages is in
 `messages`.
@@ -22,9 +22,10 @@ from gateway.heal.handover import begun, unfinished, unproven
 from gateway.ingress.listener import Listeners, Server
 from gateway.launch import proc
 from gateway.ops.upgrading import UpgradeFailed, UpgradeRefused
-from gateway.process import Healing, Process
+from gateway.process import Process
 from gateway.store.group import Group
-from gateway.upgrade.messages import Go
+from gateway.upgrade.healing import Healing
+from gateway.upgrade.messages import Go, Left
 from gateway.upgrade.notify import notify
 from gateway.upgrade.successor import Successor, parent_of_this, why_not
 
@@ -70,7 +71,7 @@ class Replacement:
             events = process.supervisor.events
             events.note(process.clock, EventKind.UPGRADE_FAILED, "", "failed", detail)
         finally:
-            upgrades.under_way = False
+            upgrades.under_way = self._handed_over  # an order that still comes here would be lost
             upgrades.came_to(outcome)
             if self._handed_over:
                 self._process.succeeded.set()
@@ -140,8 +141,14 @@ class Replacement:
                 await process.supervisor.hand_over(process.heir)
             notify(MAINPID=successor.pid)
         finally:
-            successor.let_go()
+            successor.let_go(self._left())
             self._handed_over = True
+            self._healing.follow(successor.tell(self._left))
+
+    def _left(self) -> Left:
+        adapters = self._process.adapters
+        awaited = {name: frozenset(adapters.awaited(name)) for name in adapters.pools}
+        return Left({name: found for name, found in awaited.items() if found})
 
 
 async def _others_first(group: Group) -> None:

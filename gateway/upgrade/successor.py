@@ -13,12 +13,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
 import msgspec
 
+from gateway.core.aio import periodic
 from gateway.ops.upgrading import UpgradeFailed
 from gateway.upgrade.messages import (
     MOST_BYTES,
@@ -26,6 +27,7 @@ from gateway.upgrade.messages import (
     Failed,
     Go,
     Inherits,
+    Left,
     Loaded,
     Message,
     Ready,
@@ -34,6 +36,7 @@ from gateway.upgrade.messages import (
 )
 from gateway.upgrade.notify import SOCKET as NOTIFY_SOCKET
 
+_TELL_S: Final = 0.5
 _ENDED_S: Final = 2.0  # for a process whose channel closed to be gone
 # Programs that are PID 1 of a container for one child, and end the container together with it.
 _CONTAINER_INITS: Final = frozenset({"tini", "docker-init", "dumb-init", "catatonit"})
@@ -77,6 +80,8 @@ class Successor:
         self._channel = channel
         self.pid = started.pid  # then that of the process that will serve, from its `Loaded`
         self.version = ""
+        self._hears_left = False
+        self._left: Left | None = None  # what it was told last
 
     @classmethod
     def start(
@@ -123,6 +128,7 @@ class Successor:
         """
         loaded = await self._hear(Loaded, within_s, "did not read its settings")
         self.pid, self.version = loaded.pid, loaded.version
+        self._hears_left = loaded.hears_left
         self._started.poll()  # the process that we started has forked the one that will serve, and ended
 
     def go(self, message: Go) -> None:
@@ -144,10 +150,31 @@ class Successor:
         """
         return (await self._hear(Ready, within_s, "did not accept connections")).missing
 
-    def let_go(self) -> None:
+    def let_go(self, left: Left) -> None:
         """Leave to it what only one process may do."""
         self._started.poll()
-        self._channel.close()
+        if not self._hears_left or not self._told(left):
+            self._channel.close()
+
+    async def tell(self, left: Callable[[], Left]) -> None:
+        """Tell it `left` whenever that has changed. Call it once it was `let_go`. Cancel: the channel closes."""
+
+        async def turn() -> None:
+            if (now := left()) != self._left:
+                self._told(now)
+
+        with self._channel:
+            if self._channel.fileno() >= 0:
+                await periodic(turn, every_s=_TELL_S, name="heir")
+
+    def _told(self, left: Left) -> bool:
+        """Return whether it was told: it may have ended, or not read the messages before yet."""
+        try:
+            self._channel.send(encode(left))
+        except OSError:
+            return False
+        self._left = left
+        return True
 
     def end(self) -> None:
         """End it, and whatever it started, at once: nothing depends on it yet."""

@@ -11,6 +11,7 @@ from gateway.sim.server import SimConfig
 from tests.redisserver import redis_server
 from tests.stories.support import gateway, story
 from tests.stories.test_adapters import held, loads, lora
+from tests.stories.test_upgrade_adapters import waits_while_another_takes_over
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 SIM = SimConfig(model="m", speed=0)
@@ -166,3 +167,8 @@ async def test_a_version_that_mixes_adapters_up_loads_none_while_the_other_gatew
         assert reply.json()["usage"]["completion_tokens"] == 80
         assert third not in held(one)
         assert (await other).status_code == 200
+
+
+def test_what_waits_in_a_process_whose_place_another_takes_is_served():
+    with redis_server() as redis:
+        story(waits_while_another_takes_over, seconds=58.0)(f"redis: {redis.url}")

@@ -43,3 +43,18 @@ def test_who_lost_a_seat_does_not_hold_it_because_the_store_fails_then():
         return one.ours, other.ours
 
     assert asyncio.run(story()) == (False, True)
+
+
+def test_another_one_has_a_seat_at_once_that_was_given_up():
+    async def story():
+        clock = HeldClock()
+        store = MemoryStore(clock)
+        one, other = (Seat("adapters", name, store, clock) for name in ("one", "other"))
+        await one.keep()
+        await other.leave()  # it never had it
+        assert (one.ours, other.ours) == (True, False)
+        await one.leave()
+        await other.keep()
+        return one.ours, other.ours
+
+    assert asyncio.run(story()) == (False, True)

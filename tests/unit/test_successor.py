@@ -10,11 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from gateway.core.aio import start
 from gateway.ingress.listener import Listen, bind
 from gateway.launch import proc
 from gateway.ops.upgrading import UpgradeFailed
 from gateway.upgrade import messages
-from gateway.upgrade.messages import Failed, Go, Inherits, Loaded, Ready
+from gateway.upgrade.messages import Failed, Go, Inherits, Left, Loaded, Ready
 from gateway.upgrade.predecessor import Predecessor
 from gateway.upgrade.successor import Successor, why_not
 
@@ -48,7 +49,8 @@ def test_elsewhere_it_may_be_tried(pid, parent, environ):
 
 
 def test_messages_come_back_as_they_were_sent():
-    every = [Loaded(7, "1.0"), Go(["m/a"], []), Ready(["m/b"]), Failed("no")]
+    left = Left({"m": frozenset({"sql"})})
+    every = [Loaded(7, "1.0"), Go(["m/a"], []), Ready(["m/b"]), left, Failed("no")]
     assert [messages.decode(messages.encode(each)) for each in every] == every
 
 
@@ -66,6 +68,44 @@ def test_it_is_told_of_a_thousand_backends():
         assert before.expects == told
         for each in (before._channel, *before.listeners.values()):
             each.close()
+
+
+async def handed_over(theirs, loaded, left):
+    """Hand over to a process that says it is loaded; returns the old process's side."""
+    ours, new = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.append(new)
+    for each in (ours, new):
+        each.setblocking(False)
+    successor = Successor(SimpleNamespace(pid=7, poll=lambda: None), ours)
+    new.send(messages.encode(loaded))
+    await successor.loaded(5.0)
+    successor.let_go(left)
+    return successor
+
+
+def test_the_new_process_hears_what_is_awaited_until_the_old_one_ends():
+    async def story():
+        lefts, theirs = [Left({"m": frozenset({"sql"})}), Left({"m": frozenset({"fr"})})], []
+        old = await handed_over(theirs, Loaded(7, "1.0", hears_left=True), lefts[0])
+        telling = start(old.tell(lambda: lefts[-1]), name="telling")
+        with theirs[0] as new:
+            hear = asyncio.get_running_loop().sock_recv
+            heard = [messages.decode(await hear(new, messages.MOST_BYTES)) for _ in lefts]
+            telling.cancel()
+            return heard == lefts, await hear(new, messages.MOST_BYTES)
+
+    assert asyncio.run(story()) == (True, b"")
+
+
+def test_an_earlier_version_hears_of_the_hand_over_by_the_end_of_the_channel():
+    async def story():
+        left, theirs = Left({"m": frozenset({"sql"})}), []
+        old = await handed_over(theirs, Loaded(7, "1.0"), left)
+        await old.tell(lambda: left)
+        with theirs[0] as new:
+            return new.recv(messages.MOST_BYTES)
+
+    assert asyncio.run(story()) == b""
 
 
 def run_as_successor(script, then):
