@@ -16,7 +16,10 @@ class Ending(Enum):
     failure of the attempt, and a client that leaves is none.
     """
 
-    CONNECT = "connect"  # no connection: refused, unreachable, or not in time; nothing was sent
+    CONNECT = "connect"  # no connection: refused or unreachable; nothing was sent
+    CONNECT_TIMEOUT = (
+        "connect_timeout"  # no connection in time, as of a server that is busy; nothing was sent
+    )
     OURS = "ours"  # this machine had no port, descriptor or memory for a connection
     BROKE = "broke"  # the connection was lost, or what came was no reply, before the client's first byte
     HTTP_5XX = "http_5xx"  # it answered 500 or above, other than a refusal for capacity
@@ -36,6 +39,7 @@ class Ending(Enum):
 
 FAILED: Final[Mapping[Ending, str]] = {  # what an operator is told: "it ..."
     Ending.CONNECT: "could not be reached",
+    Ending.CONNECT_TIMEOUT: "took no connection in time",
     Ending.OURS: "was not reached: the gateway's machine had no port, file descriptor or memory left",
     Ending.BROKE: "broke off before the first byte, or answered what is no reply",
     Ending.HTTP_5XX: "answered with a server error",
@@ -51,7 +55,7 @@ FAILED: Final[Mapping[Ending, str]] = {  # what an operator is told: "it ..."
     Ending.DOWN: "was out of service",
 }
 
-_UNREACHED: Final = frozenset({Ending.CONNECT, Ending.OURS})
+_UNREACHED: Final = frozenset({Ending.CONNECT, Ending.CONNECT_TIMEOUT, Ending.OURS})
 
 
 class Attempt(msgspec.Struct, frozen=True, gc=False):

@@ -1,8 +1,8 @@
 """Which ending of an attempt counts against its backend. Pure.
 
     class     endings                                         what follows
-    HARD      connect, broke, http_5xx, timeout, forgotten,   counts: see `pools.health` and `pools.ejection`
-              stream, misdirected
+    HARD      connect, connect_timeout, broke, http_5xx,      counts: see `pools.health` and `pools.ejection`
+              timeout, forgotten, stream, misdirected
     NACK      full                                            it is busy, not sick: its concurrency limit falls
     NEUTRAL   ours, stale, moved, rest_refused, down,         nothing: it is in order, or known already
               refused
@@ -31,6 +31,7 @@ class Failure(Enum):
 
 CLASS_OF: Final[Mapping[Ending, Failure]] = {
     Ending.CONNECT: Failure.HARD,
+    Ending.CONNECT_TIMEOUT: Failure.HARD,
     Ending.BROKE: Failure.HARD,
     Ending.HTTP_5XX: Failure.HARD,
     Ending.TIMEOUT: Failure.HARD,

@@ -66,7 +66,7 @@ class Socket:
 class ConnectTooSlow(ConnectFailed):
     """No connection could be made in time: its server may be busy. No more is wrong than with a late answer."""
 
-    ending = Ending.TIMEOUT
+    ending = Ending.CONNECT_TIMEOUT
 
 
 def says_timed_out(data: bytes) -> bool:

@@ -59,7 +59,7 @@ async def test_a_server_that_is_too_busy_for_new_connections_has_not_refused_the
         ) as connections:
             with pytest.raises(ConnectFailed) as failed:
                 await connections.connect(Connection)
-        assert failed.value.ending is Ending.TIMEOUT
+        assert failed.value.ending is Ending.CONNECT_TIMEOUT
 
 
 @pytest.mark.parametrize("size", [1024, 4 << 20])
