@@ -51,9 +51,7 @@ _RESTS: Final = 4.0  # load times until the next load that is not urgent, and th
 # nothing else that requests wait for. Simulated, 100 adapters on 4 engines at 12 requests/s: without it the engines
 # stood still for half of the time and a fifth of the requests were refused; 5 % with 0.15, none with 0.25.
 _CATCHES_UP: Final = 0.25
-_MOST_RESTS: Final = (
-    12.0  # load times until the next load that requests wait for, however many were in flight
-)
+_MOST_RESTS: Final = 12.0  # the same in load times at most, however many were in flight
 _LOADS_KEPT: Final = 16
 _USUALLY: Final = 2.0  # times the slowest recent load: a longer one counts as failed until it ends
 _UNKNOWN_S: Final = 30.0  # in place of the slowest recent load while there was none

@@ -142,8 +142,8 @@ class _Plan:
         self.takes = {
             each.id: each.free or bool(each.changing or self._movable(each)) for each in places
         }
-        # An adapter that no backend has yet is tried on one first: its load may end that server.
         self.held_up = frozenset().union(*(each.held_up for each in places))
+        # An adapter that no backend has yet is tried on one first: its load may end that server.
         self.coming = {name for each in places for name in each.changing - each.held}
         self.coming -= self.held_up  # it may be loaded elsewhere at once
         self.coming -= frozenset().union(*(each.held - each.stale for each in places))

@@ -17,9 +17,7 @@ class Ending(Enum):
     """
 
     CONNECT = "connect"  # no connection: refused or unreachable; nothing was sent
-    CONNECT_TIMEOUT = (
-        "connect_timeout"  # no connection in time, as of a server that is busy; nothing was sent
-    )
+    CONNECT_TIMEOUT = "connect_timeout"  # no connection in time: it may be busy; nothing was sent
     OURS = "ours"  # this machine had no port, descriptor or memory for a connection
     BROKE = "broke"  # the connection was lost, or what came was no reply, before the client's first byte
     HTTP_5XX = "http_5xx"  # it answered 500 or above, other than a refusal for capacity

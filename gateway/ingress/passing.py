@@ -139,10 +139,9 @@ class Passing:
             self.table.first_token(slot, now)
             down.drop_body()
             if down.gathering is None:
-                early = (
-                    ask.call.dialect is Dialect.RESPONSES and not goes_on
-                )  # its head came before any token
-                down.started_at = now if early else down.started_at or now
+                # A response begins before its engine has done anything.
+                begun = ask.call.dialect is Dialect.RESPONSES and not goes_on
+                down.started_at = now if begun else down.started_at or now
 
         goes_on = trailed is not None and trailed.went_on
         if ask.call.stream and not record.stream and not goes_on:  # drop what was gathered before

@@ -130,13 +130,12 @@ class Predecessor:
 
         Cancel: nothing is held.
         """
-        try:
+        with contextlib.ExitStack() as failed:
+            failed.callback(self._channel.close)
             self._send(Ready(missing))
             self._is_ready = True
             self._left = await self._next()  # None: it has ended
-        except BaseException:
-            self._channel.close()
-            raise
+            failed.pop_all()
         self._leaves_to(process)
 
     async def follow(self, adapters: Adapters) -> None:

@@ -5,8 +5,9 @@ import textwrap
 
 import pytest
 
-from gateway.adapters.change import mixes
+from gateway.adapters.change import Change, mixes
 from gateway.adapters.memory import Memory, Order
+from gateway.adapters.placement import Move
 from gateway.adapters.weights import Size, sizes
 from gateway.config.launched import AdapterLimits, adapter_limits, adapters_at
 from gateway.config.load import check_file
@@ -134,3 +135,25 @@ def test_what_cannot_be_placed_is_found_in_the_settings(tmp_path):
     path.write_text(textwrap.dedent(text))
     codes = {(each.place.line, each.code) for each in check_file(path).findings}
     assert codes >= {(5, "adapter-path"), (6, "unknown-backend"), (7, "too-many-replicas")}
+
+
+@pytest.mark.parametrize(
+    ("version", "unload", "in_use", "waits"),
+    [
+        ("0.33.0", None, "a", False),
+        ("0.33.0", "a", "a", True),
+        ("0.33.0", "a", "c", False),
+        (None, None, "a", True),  # it loads nothing beside requests for adapters
+        (None, None, "", False),
+        ("0.33.0", "b", "b", False),  # it is loaded anew, from another path
+    ],
+)
+def test_a_load_is_held_up_until_it_is_asked_for(version, unload, in_use, waits):
+    backend, change = (
+        Backend("m", "b1", "http://127.0.0.1:8001"),
+        Change(Move("m/b1", unload, "b"), 0.0),
+    )
+    backend.version = version
+    assert change.held_up(backend, {*in_use}) == ({"b"} if waits else set())
+    change.late_at = 9.0
+    assert not change.held_up(backend, {*in_use})

@@ -28,13 +28,17 @@ UNLOAD_S = 0.1
 
 
 class Server:
-    """One that loads in a second, but for adapters that it has not."""
+    """One that loads in a second, but for adapters that it has not. Where all loads hang, they fail after two minutes."""
 
-    def __init__(self, names, broken=(), stuck=(), slow=()):
+    def __init__(self, names, broken=(), stuck=(), slow=(), *, load_s=LOAD_S, hangs=False):
         self.names, self.broken, self.stuck, self.slow = names, broken, stuck, slow
+        self.load_s, self.hangs = load_s, hangs
 
     async def load(self, name, path):
-        await asyncio.sleep(LOAD_S)
+        if self.hangs:
+            await asyncio.sleep(120.0)
+            raise AdapterError("timed out", fatal=True)
+        await asyncio.sleep(self.load_s)
         if name in self.slow:
             raise AdapterError("timeout")
         if name in self.broken:

@@ -13,30 +13,10 @@ from gateway.core.events import Events
 from gateway.core.types import ModelsSeen, ProbePassed, ServedModel
 from gateway.store.memory import MemoryStore
 from tests.gatehouse import House, held, passes
+from tests.unit.test_adapter_keeper import BASE, Server
 
-BASE = ServedModel("m", None, None)
 ONE, TWO, THREE = (f"http://127.0.0.1:{port}" for port in (8001, 8002, 8003))
 LOAD_S = 0.25
-
-
-class Server:
-    """One that loads in a quarter of a second."""
-
-    def __init__(self, names):
-        self.names = names
-
-    async def load(self, name, path):
-        await asyncio.sleep(LOAD_S)
-        self.names[name] = path
-
-    async def unload(self, name):
-        self.names.pop(name, None)
-
-    async def models(self):
-        return (BASE, *(ServedModel(name, "m", None, path) for name, path in self.names.items()))
-
-    def close(self):
-        pass
 
 
 def pool(adapters, keeps=4, **backends):
@@ -57,7 +37,7 @@ class Site:
         self.house = House(**pools)
         self.adapters = Adapters(
             *(self.house.table, self.house.loop, Events(), Memory(folder), self.house.gate.awaited),
-            connect=lambda backend: Server(self.has(backend)),
+            connect=lambda backend: Server(self.has(backend), load_s=LOAD_S),
         )
         self.house.gate.on_wanted.append(self.adapters.want)
         self.adapters.apply(Config.model_validate({"pools": pools}).pools)

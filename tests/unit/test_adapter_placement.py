@@ -39,6 +39,24 @@ def test_one_that_requests_wait_for_pushes_out_the_coldest_without_requests():
     assert lacks(wanted, [full]) == {"m/b1": {"c": Exclusion.ADAPTER_DUE}}
 
 
+def test_a_load_that_waits_for_streams_begins_where_there_is_room_and_lets_no_other_backend_drain():
+    a, b, c = (frozenset({each}) for each in "abc")
+    wanted = [Wanted("a"), Wanted("b", waits_since=1.0), Wanted("c")]
+    first = place("b1", 1, a, in_use=a, changing=a | b, held_up=b)
+    assert plan(wanted, [first, place("b2", 1, c, in_use=c)]) == []
+    assert plan(wanted, [first, place("b2", 1, c)]) == [Move("m/b2", "c", "b")]
+    assert plan(wanted, [first, place("b2", 2, c)]) == [Move("m/b2", None, "b")]
+
+
+def test_where_nothing_may_be_loaded_beside_requests_only_what_is_waited_for_ends_them():
+    a = frozenset({"a"})
+    alone = place("b1", 4, ["a", "old"], in_use=a, alone=True)
+    assert plan([Wanted("a"), Wanted("b")], [alone]) == []
+    assert plan([Wanted("a"), Wanted("b", waits_since=1.0)], [alone]) == [Move("m/b1", None, "b")]
+    idle = replace(alone, in_use=frozenset())
+    assert plan([Wanted("a"), Wanted("b")], [idle]) == [Move("m/b1", "old")]
+
+
 def test_a_backend_with_more_than_it_can_keep_unloads_the_coldest_and_loads_none():
     # Its limit was lowered, or somebody else loaded some.
     wanted = [Wanted("a", demand=5), Wanted("b", demand=0.1), Wanted("c", waits_since=1.0)]
